@@ -31,7 +31,7 @@ impl FileSystem {
             if let Served::SlotDraft(draft) = &open.served {
                 let draft = Arc::clone(draft);
                 drop(state);
-                return self.import_slot(&draft);
+                return self.slot_saving().import(&draft);
             }
             let Some(node) = nodes.get_mut(&open.inode) else {
                 return Ok(());

@@ -95,10 +95,12 @@ impl FileSystem {
     fn create_as(
         &self, place: &Place, mode: u16, caller: Caller, (writes, is_synchronous): (bool, bool),
     ) -> Result<Created, FsError> {
-        if let Some(created) = self.create_block(place, caller, writes)? {
+        if let Some(created) = self.virtual_directories().create_block(place, caller, writes)? {
             return Ok(created);
         }
-        if let Some(created) = self.create_slot(place, mode, caller, writes)? {
+        if let Some(created) =
+            self.virtual_directories().create_slot(place, mode, caller, writes)?
+        {
             return Ok(created);
         }
         check_new(place)?;

@@ -52,7 +52,7 @@ impl FileSystem {
             return views::list_views(id, offset, emit);
         }
         if prefixes::is_virtual(id) {
-            return self.list_prefix(id, offset, listing, emit);
+            return self.virtual_directories().list(id, offset, listing, emit);
         }
         if offset == 0 {
             self.publish_all_pending(Some(id));

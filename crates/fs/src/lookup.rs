@@ -1,8 +1,8 @@
 //! Finding an inode by name, and how long the kernel may hold what it found.
 
-use super::attributes::{Attributes, Found, Place};
+use super::attributes::{Attributes, Caller, Found, Place};
 use super::damage::shown_if_lost;
-use super::{FileSystem, FsError, classify, prefixes, views};
+use super::{FileSystem, FsError, batch, classify, prefixes, views};
 use crate::core::Core;
 use crate::core::happened;
 use kvfs_storage::store::event::{Event, What};
@@ -27,7 +27,7 @@ impl FileSystem {
             let name_is_stable = views::name_is_stable(attributes.inode);
             return Ok(Lookup::Found(Found { attributes, name_is_stable }));
         }
-        if let Some(found) = self.lookup_prefix(parent, name)? {
+        if let Some(found) = self.virtual_directories().lookup(parent, name)? {
             return Ok(found);
         }
         super::check_name(name)?;
@@ -41,6 +41,18 @@ impl FileSystem {
             return lookup_stored(&self.core, parent, name);
         }
         Ok(first)
+    }
+
+    /// Finds a name for a user, who is not shown all that is virtual.
+    pub fn lookup_for(&self, place: &Place, caller: Caller) -> Result<Lookup, FsError> {
+        views::check_lookup(place, caller)?;
+        let mut found = self.lookup(place.parent, &place.name)?;
+        let Lookup::Found(Found { attributes, .. }) = &mut found else { return Ok(found) };
+        if batch::is_batch(attributes.inode) {
+            attributes.inode = batch::inode_of(caller.uid);
+        }
+        let is_shown = self.virtual_directories().shows(attributes, caller)?;
+        Ok(if is_shown { found } else { Lookup::Absent { stable: false } })
     }
 
     /// The kernel drops `count` references to an inode.
@@ -63,7 +75,7 @@ impl FileSystem {
             return Ok(self.view_attributes(inode));
         }
         if prefixes::is_virtual(inode) {
-            return self.prefix_attributes(inode);
+            return self.virtual_directories().attributes(inode);
         }
         let state = self.core.state();
         state.check_current(inode)?;

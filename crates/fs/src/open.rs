@@ -32,7 +32,7 @@ impl FileSystem {
     /// virtual stands for other things.
     pub fn open_for(&self, id: InodeId, flags: i32, caller: Caller) -> Result<Opened, FsError> {
         if prefixes::is_virtual(id) {
-            return self.open_prefix(id, flags, caller);
+            return self.virtual_directories().open(id, flags, caller);
         }
         if batch::is_batch(id) {
             return batch::open(self, id, flags, caller);
@@ -58,7 +58,7 @@ impl FileSystem {
         }
         if prefixes::is_virtual(id) {
             // Requests for those come with who asks.
-            return self.open_prefix(id, flags, Caller::DAEMON);
+            return self.virtual_directories().open(id, flags, Caller::DAEMON);
         }
         if !self.core.is_passthrough() {
             descriptors::check(&self.core)?;
@@ -151,7 +151,10 @@ impl FileSystem {
 
     /// Whether opening a file for reading will read much of it first, to check or to decode it.
     pub fn must_read_to_open(&self, id: InodeId) -> bool {
-        if self.residency().comes_from(id).is_some() || self.is_slot(id) || views::takes_long(id) {
+        if self.residency().comes_from(id).is_some()
+            || self.virtual_directories().is_slot(id)
+            || views::takes_long(id)
+        {
             return true;
         }
         let state = self.core.state();

@@ -40,7 +40,7 @@ impl FileSystem {
             }
             Served::Text(text) => Ok(copy_text(&text, offset, buffer)),
             Served::History(history) => history.read(&self.core, offset, buffer),
-            Served::Query(query) => self.answer(&query, offset, buffer),
+            Served::Query(query) => self.virtual_directories().answer(&query, offset, buffer),
             Served::Settings(dialogue) => Ok(dialogue.answer(self, offset, buffer)),
             Served::Batch(batch) => batch.answer(self, offset, buffer),
             Served::Slot(slot) => self.slots().read(&slot, offset, buffer),

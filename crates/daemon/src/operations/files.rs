@@ -75,7 +75,7 @@ impl Operations {
         let held = self.held(Operation::Open);
         self.decide_io_mode();
         let reads_only = is_reader(flags);
-        if self.is_read_only && !reads_only && !self.fs.is_question(inode) {
+        if self.is_read_only && !reads_only && !self.fs.virtual_directories().is_question(inode) {
             return reply.send(Err(Errno::EROFS));
         }
         if reads_only {
@@ -100,9 +100,13 @@ impl Operations {
         };
         if self.fs.waits_for_remote(inode) {
             self.fetch(answer);
-        } else if self.fs.is_slot(inode) {
-            self.ask(move |shared| shared.fs.open_waits_for_remote(inode), answer);
-        } else if self.fs.is_question(inode) || reads_only && !self.fs.must_read_to_open(inode) {
+        } else if self.fs.virtual_directories().is_slot(inode) {
+            let waits =
+                move |shared: &Shared| shared.fs.virtual_directories().open_waits_for_remote(inode);
+            self.ask(waits, answer);
+        } else if self.fs.virtual_directories().is_question(inode)
+            || reads_only && !self.fs.must_read_to_open(inode)
+        {
             answer(self);
         } else if flags & libc::O_TRUNC != 0 {
             self.change_later(answer);
@@ -120,9 +124,13 @@ impl Operations {
                 })
             });
         };
-        match self.fs.read_answers(handle, offset, length) {
-            Some(Answers::Question) => self
-                .ask(move |shared| shared.fs.read_waits_for_remote(handle, offset, length), answer),
+        match kvfs_fs::read_answers(&self.fs.core, handle, offset, length) {
+            Some(Answers::Question) => {
+                let waits = move |shared: &Shared| {
+                    shared.fs.virtual_directories().read_waits_for_remote(handle, offset, length)
+                };
+                self.ask(waits, answer);
+            }
             Some(Answers::Batch) => self.in_batches(answer),
             None => answer(self),
         }
@@ -156,10 +164,10 @@ impl Operations {
                     outcome.and_then(|()| if syncs { shared.sync(handle) } else { Ok(()) });
                 reply.send(synced.map(|()| Written::all(&data)));
             }),
-            Writing::Done(Ok(written)) if self.fs.look_is_due(handle) => {
+            Writing::Done(Ok(written)) if kvfs_fs::look_is_due(&self.fs.core, handle) => {
                 // Not where slots become sequences: whoever writes one would stand behind all of those.
                 self.beside(Awaited::Reading, move |shared| {
-                    let look = |fs: &FileSystem| fs.look_at_beginning(handle);
+                    let look = |fs: &FileSystem| kvfs_fs::look_at_beginning(&fs.core, handle);
                     reply.send(
                         shared
                             .call(Operation::Write, Subject::Handle(handle), look)

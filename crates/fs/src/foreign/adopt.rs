@@ -9,14 +9,16 @@ use std::sync::PoisonError;
 
 use super::index::ForeignStore;
 use super::source::{ForeignPage, ForeignSequence, Source, Wanted};
-use super::{FsError, ORIGIN};
+use super::{Foreign, FsError, ORIGIN};
 use crate::attributes::{Caller, Place};
 use crate::core::Core;
 use crate::core::latest::open_tokens;
 use crate::core::state::State;
-use crate::create::{NewNode, new_inode};
+use crate::create::new_inode;
 use crate::insert::{Origin, Verified};
-use crate::prefixes::{Match, TOKEN_BYTES};
+use crate::prefixes::{Finder, Indexed, Match, TOKEN_BYTES};
+use crate::tiers::Tiers;
+use crate::tree::Tree;
 use crate::{FileSystem, Invalidation};
 use kvfs_page::{PrefixHash, TokenStart, names};
 use kvfs_storage::ingest::model::Model;
@@ -52,20 +54,20 @@ fn name_here(name: &[u8], store: StoreId, number: usize) -> Vec<u8> {
 /// The directory of a sequence here, and the tokens that it has: one that goes on with them or ends within them,
 /// or a new one. None if all names lead to other conversations.
 fn directory_for(
-    fs: &FileSystem, sequences: InodeId, found: &ForeignSequence, store: StoreId,
+    core: &Core, tree: &dyn Tree, sequences: InodeId, found: &ForeignSequence, store: StoreId,
 ) -> Result<Option<(InodeId, Vec<u8>)>, FsError> {
     for number in 1..=NAMES_MAX {
         let name = name_here(&found.name, store, number);
         let is_file = {
-            let state = fs.core.state();
+            let state = core.state();
             let entry = state.entry(sequences, &name)?;
             entry.is_some_and(|entry| entry.file_type != libc::S_IFDIR)
         };
         if is_file {
             continue;
         }
-        let directory = fs.directory_in(sequences, &name)?;
-        let known = tokens_in(&fs.core, directory)?;
+        let directory = directory_in(core, tree, sequences, &name)?;
+        let known = tokens_in(core, directory)?;
         if found.tokens.starts_with(&known) || known.starts_with(&found.tokens) {
             return Ok(Some((directory, known)));
         }
@@ -83,10 +85,39 @@ pub(crate) struct Provenance {
     pub(super) model: InodeId,
 }
 
+/// Takes over sequences of other stores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adoption<'a> {
+    core: &'a Core,
+    tiers: Option<&'a Tiers>,
+    foreign: &'a Foreign,
+    finder: Finder<'a>,
+    indexed: &'a dyn Indexed,
+    tree: &'a dyn Tree,
+}
+
 impl FileSystem {
+    pub(crate) fn adoption(&self) -> Adoption<'_> {
+        Adoption {
+            core: &self.core,
+            tiers: self.tiers.as_ref(),
+            foreign: &self.foreign,
+            finder: self.finder(),
+            indexed: self,
+            tree: self,
+        }
+    }
+}
+
+impl Adoption<'_> {
+    /// Whether there is another store.
+    pub(crate) fn has_stores(&self) -> bool {
+        self.foreign.has_stores()
+    }
+
     /// The longest prefix of a prompt, if another store has a page more of it than `tokens`. It is
     /// found by its full pages and goes on to the token.
-    pub(crate) fn foreign_match(
+    pub(crate) fn longest_match(
         &self, model: InodeId, prompt: &[u8], tokens: u64,
     ) -> Result<Option<Match>, FsError> {
         if self.foreign.count().0 == 0 {
@@ -107,7 +138,7 @@ impl FileSystem {
                 let Some(adopted) = self.adopt(model, &rules, (&store, sequence), wanted)? else {
                     continue;
                 };
-                let found = self.finder().match_in(model, adopted, prompt)?;
+                let found = self.finder.match_in(model, adopted, prompt)?;
                 let found = found.filter(|found| found.tokens > tokens);
                 best = best.into_iter().chain(found).max_by_key(|found| found.tokens);
             }
@@ -158,7 +189,9 @@ impl FileSystem {
         &self, model: InodeId, rules: &Model, (store, sequence): (&ForeignStore, InodeId),
         wanted: Wanted<'_>,
     ) -> Result<Option<InodeId>, FsError> {
-        let Some((_, exchange)) = self.with_remote() else { return Ok(None) };
+        let Some(exchange) = self.tiers.and_then(|tiers| tiers.exchange.as_ref()) else {
+            return Ok(None);
+        };
         let adopting = &self.foreign.adopting;
         let _turn = adopting.lock().unwrap_or_else(PoisonError::into_inner);
         let source = Source { table: &store.table, exchange, store: &self.core.store };
@@ -184,7 +217,7 @@ impl FileSystem {
                 Ok(None)
             }
             Ok(directory) => {
-                self.index_prefixes()?;
+                self.indexed.index()?;
                 Ok(directory)
             }
             // On a mount that takes no changes only what is here is found.
@@ -197,14 +230,18 @@ impl FileSystem {
     fn install_sequence(
         &self, found: &ForeignSequence, from: Provenance,
     ) -> Result<Option<InodeId>, FsError> {
-        let sequences = self.directory_in(from.model, names::SEQUENCES.as_bytes())?;
-        let Some((directory, known)) = directory_for(self, sequences, found, from.store)? else {
+        let sequences =
+            directory_in(self.core, self.tree, from.model, names::SEQUENCES.as_bytes())?;
+        let Some((directory, known)) =
+            directory_for(self.core, self.tree, sequences, found, from.store)?
+        else {
             return Ok(None);
         };
         for (layer, pages) in &found.layers {
-            let layer = self.directory_in(directory, names::format_layer(*layer).as_bytes())?;
+            let layer = names::format_layer(*layer);
+            let layer = directory_in(self.core, self.tree, directory, layer.as_bytes())?;
             for pages in pages.chunks(PAGES_AT_ONCE) {
-                self.throttle()?;
+                self.tree.make_room_for_changes()?;
                 let mut state = self.core.state_to_change()?;
                 for page in pages {
                     self.add_page(&mut state, layer, page, from)?;
@@ -214,29 +251,9 @@ impl FileSystem {
             }
         }
         if known.len() < found.tokens.len() {
-            put_tokens(&self.core, directory, &found.tokens)?;
+            put_tokens(self.core, directory, &found.tokens)?;
         }
         Ok(Some(directory))
-    }
-
-    /// A directory of a model's tree, which is made if it is missing; the owner is that of the
-    /// directory above.
-    fn directory_in(&self, parent: InodeId, name: &[u8]) -> Result<InodeId, FsError> {
-        let (entry, above) = {
-            let state = self.core.state();
-            (state.entry(parent, name)?, state.inode(parent)?)
-        };
-        match entry {
-            Some(entry) if entry.file_type == libc::S_IFDIR => return Ok(entry.inode),
-            Some(_) => return Err(FsError::Exists),
-            None => {}
-        }
-        let place = Place { parent, name: name.to_vec() };
-        let caller = Caller { uid: above.uid, gid: above.gid };
-        let made = self.make(&place, &NewNode::Directory, above.mode & 0o777, caller)?;
-        self.forget(made.attributes.inode, 1);
-        self.core.announce(&place);
-        Ok(made.attributes.inode)
     }
 
     /// A name for a page whose bytes are in the remote, or here already.
@@ -285,7 +302,7 @@ impl FileSystem {
             let id = state.metadata.new_inode();
             state.metadata.put_inode(Life::Durable, id, &inode);
             state.metadata.put_attribute(Life::Durable, id, ORIGIN, from.to_string().as_bytes());
-            if let Some(tiers) = &self.tiers {
+            if let Some(tiers) = self.tiers {
                 tiers.copies.note_remote_copy(object, &page.copy);
                 tiers.copies.note_left(object, length);
             }
@@ -295,6 +312,26 @@ impl FileSystem {
         state.metadata.put_entry(Life::Durable, directory, &name, entry);
         state.touch_directory(directory, 0)
     }
+}
+
+/// A directory of a model's tree, which is made if it is missing; the owner is that of the directory above.
+fn directory_in(
+    core: &Core, tree: &dyn Tree, parent: InodeId, name: &[u8],
+) -> Result<InodeId, FsError> {
+    let (entry, above) = {
+        let state = core.state();
+        (state.entry(parent, name)?, state.inode(parent)?)
+    };
+    match entry {
+        Some(entry) if entry.file_type == libc::S_IFDIR => return Ok(entry.inode),
+        Some(_) => return Err(FsError::Exists),
+        None => {}
+    }
+    let place = Place { parent, name: name.to_vec() };
+    let caller = Caller { uid: above.uid, gid: above.gid };
+    let made = tree.make_directory(&place, above.mode & 0o777, caller)?;
+    core.announce(&place);
+    Ok(made)
 }
 
 /// What the token file of a sequence has.

@@ -20,11 +20,10 @@ mod source;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(super) use adopt::Provenance;
+pub(super) use adopt::{Adoption, Provenance};
 use index::ForeignStore;
 pub(super) use openness::is_open_to_all;
 
-use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use kvfs_page::{Manifest, PrefixHash};
 use kvfs_storage::store::format;
@@ -107,7 +106,8 @@ impl Foreign {
 impl FileSystem {
     /// Reads what other stores have published since the last time.
     pub fn refresh_foreign(&self) -> Result<(), FsError> {
-        let Some((tiers, exchange)) = self.with_remote() else { return Ok(()) };
+        let Some(tiers) = &self.tiers else { return Ok(()) };
+        let Some(exchange) = &tiers.exchange else { return Ok(()) };
         let RemoteHealth::Up { .. } = exchange.remote().state() else { return Ok(()) };
         let (own, _) = self.remote_memory().identity()?;
         let remote = Arc::clone(exchange.remote()) as Arc<dyn BlobStore>;
@@ -155,10 +155,5 @@ impl FileSystem {
                 Ok(old.cloned())
             }
         }
-    }
-
-    fn with_remote(&self) -> Option<(&Tiers, &Exchange)> {
-        let tiers = self.tiers.as_ref()?;
-        Some((tiers, tiers.exchange.as_ref()?))
     }
 }

@@ -117,7 +117,7 @@ fn includes_askers(state: &State, model: InodeId, readers: Readers) -> Result<bo
 }
 
 /// Opens the files of sequences for what shows them in another form.
-pub(super) trait Files {
+pub(super) trait Files: std::fmt::Debug {
     /// The bytes of a file that all readers of a sequence may read, from whichever tier, checked as
     /// for everybody.
     fn whole_file(

@@ -10,13 +10,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Virtual;
 use super::shares::{Share, Shares};
-use crate::attributes::{Attributes, Caller, Found, Place};
+use crate::attributes::{Caller, Place};
 use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::core::rights::User;
-use crate::create::Created;
 use crate::opened::Opened;
 use crate::{FileSystem, FsError};
 use kvfs_page::block_map::{BUFFERS_MAX, BlockMap, format_block, parse_block};
@@ -85,11 +83,6 @@ impl Blocks {
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.registered().by_key.len()
-    }
-
-    /// Who has registered a block, if it is there.
-    pub(super) fn owner_of(&self, key: BlockKey) -> Option<u32> {
-        self.registered().by_key.get(&key).map(|block| block.owner)
     }
 
     /// Forgets the blocks in a file: their bytes are gone, or may be.
@@ -201,26 +194,6 @@ impl FileSystem {
         self.block_directory().register(draft, publish)
     }
 
-    /// Makes a description in `blocks/`; none if the place is another one.
-    pub(crate) fn create_block(
-        &self, place: &Place, caller: Caller, writes: bool,
-    ) -> Result<Option<Created>, FsError> {
-        let Some(model) = self.prefixes.model_of_blocks(place.parent) else { return Ok(None) };
-        let name = std::str::from_utf8(&place.name).unwrap_or_default();
-        let (hash, layer) = parse_block(name).ok_or(FsError::NotPermitted)?;
-        let key = BlockKey { model, hash, layer };
-        let id = self.prefixes.numbers().hold(Virtual::Block(key));
-        let attributes: Attributes = self.prefix_attributes(id)?;
-        let directory = self.block_directory();
-        let opened = if writes {
-            directory.open_draft(id, key, caller)?
-        } else {
-            directory.open(id, key)?
-        };
-        let found = Found { attributes, name_is_stable: false };
-        Ok(Some(Created { found, opened }))
-    }
-
     /// Withdraws a block; none if the place is another one.
     pub(crate) fn unlink_block(&self, place: &Place) -> Option<Result<(), FsError>> {
         let model = self.prefixes.model_of_blocks(place.parent)?;
@@ -232,6 +205,11 @@ impl FileSystem {
 }
 
 impl BlockDirectory<'_> {
+    /// Who has registered a block, if it is there.
+    pub(super) fn owner_of(&self, key: BlockKey) -> Option<u32> {
+        self.blocks.registered().by_key.get(&key).map(|block| block.owner)
+    }
+
     /// The block of that name, if it is registered and its bytes are there.
     pub(super) fn named(&self, model: InodeId, name: &str) -> Result<Option<BlockKey>, FsError> {
         let Some((hash, layer)) = parse_block(name) else { return Ok(None) };

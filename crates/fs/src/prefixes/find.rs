@@ -94,13 +94,13 @@ impl Search {
 }
 
 /// Where the rows of sequences stand.
-pub(super) trait Positioned {
+pub(super) trait Positioned: std::fmt::Debug {
     /// Where the rows of a sequence stand; `None` if its `positions.json` cannot be used, and nothing of it can be told.
     fn positions_of(&self, sequence: InodeId) -> Result<Option<Positions>, FsError>;
 }
 
 /// What finds the pages for a prefix, among names that are there and bytes that can be had.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Finder<'a> {
     pub(super) residency: Residency<'a>,
     positions: &'a dyn Positioned,
@@ -122,27 +122,27 @@ impl FileSystem {
     pub(crate) fn finder(&self) -> Finder<'_> {
         Finder { residency: self.residency(), positions: self }
     }
+}
 
-    /// Brings up to date what answers rely on: pages that were written in place and whose writers
-    /// are done, and the index.
-    pub(super) fn prepare_to_find(&self) -> Result<(), FsError> {
+/// What answers rely on.
+pub(crate) trait Indexed: std::fmt::Debug {
+    /// Brings the index up to date.
+    fn index(&self) -> Result<(), FsError>;
+
+    /// The same, and pages that were written in place and whose writers are done.
+    fn prepare_to_find(&self) -> Result<(), FsError>;
+}
+
+impl Indexed for FileSystem {
+    fn index(&self) -> Result<(), FsError> {
+        self.index_prefixes()
+    }
+
+    fn prepare_to_find(&self) -> Result<(), FsError> {
         if !self.core.state().pending.is_empty() {
             self.publish_all_pending(None);
         }
         self.index_prefixes()
-    }
-
-    /// [`Finder::pages_of_prefix`], of another store if there are none here.
-    pub(super) fn pages_of_prefix_anywhere(
-        &self, model: InodeId, hash: PrefixHash,
-    ) -> Result<Vec<(Layer, Entry)>, FsError> {
-        if let Some(pages) = self.finder().pages_of_prefix(model, hash)? {
-            return Ok(pages);
-        }
-        if !self.adopt_prefix(model, hash)? {
-            return Ok(Vec::new());
-        }
-        Ok(self.finder().pages_of_prefix(model, hash)?.unwrap_or_default())
     }
 }
 

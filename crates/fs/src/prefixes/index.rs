@@ -143,7 +143,7 @@ impl FileSystem {
         if !is_virtual(directory) {
             return None;
         }
-        if self.must_adopt_to_list(directory) {
+        if self.virtual_directories().must_adopt_to_list(directory) {
             return Some(Awaited::Remote);
         }
         if let Ok(Virtual::Slots(model)) = self.prefixes.meaning_of(directory) {

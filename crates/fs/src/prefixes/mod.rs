@@ -23,6 +23,7 @@ mod index;
 mod key;
 mod owned;
 mod present;
+mod query;
 mod room;
 mod shares;
 mod slot;
@@ -40,16 +41,17 @@ use kvfs_storage::store::record::InodeId;
 
 pub(super) use asked::add_models;
 pub(super) use block::{Blocks, Draft};
-pub(super) use find::Match;
+pub(super) use find::{Finder, Indexed, Match};
 pub(super) use index::TOKEN_BYTES;
 pub(super) use key::{SLOT_KEY, key_bytes};
 pub(super) use owned::prefix_owned_by;
+pub(super) use query::Query;
 pub(super) use shares::{Share, Shares};
 pub(super) use slot::OpenSlot;
 pub(super) use slot_draft::SlotDraft;
-pub use view::Answers;
-pub(super) use view::Query;
-pub(crate) use view::is_prefix_name;
+pub use slot_draft::{look_at_beginning, look_is_due};
+pub(super) use view::is_prefix_name;
+pub use view::{Answers, VirtualDirectories, read_answers};
 
 /// Numbers of virtual inodes begin here; those of stored ones end long before.
 const FIRST_NUMBER: u64 = 1 << 63;

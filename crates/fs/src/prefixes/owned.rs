@@ -1,6 +1,7 @@
 //! Whose sequences begin with a prefix, for who asks something of it.
 
 use super::Virtual;
+use super::find::Indexed;
 use crate::errands::End;
 use crate::{Caller, FileSystem, FsError};
 use kvfs_storage::store::record::InodeId;

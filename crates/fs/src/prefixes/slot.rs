@@ -173,7 +173,7 @@ impl State {
 }
 
 /// What finds slots, opens and reads them.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Slots<'a> {
     pub(super) core: &'a Core,
     pub(super) slot_files: &'a SlotFiles,

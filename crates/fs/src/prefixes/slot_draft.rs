@@ -5,19 +5,17 @@
 //! look at what writing answers, and not all of them at what closing does.
 
 use std::fs::File;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::Virtual;
+use super::Prefixes;
 use super::shares::Share;
 use super::slot::{Kind, SlotKey};
-use crate::attributes::{Caller, Found, Place};
+use crate::attributes::{Caller, Place};
 use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::core::stale::{mark_stale, tell_stale_at_once};
-use crate::create::{Created, NewNode};
 use crate::opened::Opened;
-use crate::retention::InUse;
+use crate::tree::Tree;
 use crate::{FileSystem, FsError, classify, descriptors};
 use kvfs_formats::slot::{Caches, Slot};
 use kvfs_formats::{Rows, SequenceFile, copy_checkpoints, sequence_files};
@@ -96,28 +94,28 @@ impl SlotDraft {
     }
 }
 
+/// Makes sequences of slots that are written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotSaving<'a> {
+    core: &'a Core,
+    prefixes: &'a Prefixes,
+    tree: &'a dyn Tree,
+}
+
 impl FileSystem {
-    /// Makes a slot in `slots/`; none if the place is another one.
-    pub(crate) fn create_slot(
-        &self, place: &Place, mode: u16, caller: Caller, writes: bool,
-    ) -> Result<Option<Created>, FsError> {
-        let parent =
-            super::is_virtual(place.parent).then(|| self.prefixes.meaning_of(place.parent));
-        let Some(Ok(Virtual::Slots(model))) = parent else { return Ok(None) };
-        if !writes {
-            return Err(FsError::NotPermitted);
-        }
-        let name = std::str::from_utf8(&place.name).map_err(|_| FsError::NotPermitted)?;
-        let number = self.prefixes.next_slot.fetch_add(1, Ordering::Relaxed);
-        let id = self.prefixes.numbers().hold(Virtual::NewSlot(model, number));
-        let opened = self.open_slot_draft(id, (model, name), mode, (caller, caller));
-        let opened = opened.inspect_err(|_| self.prefixes.numbers().forget(id, 1))?;
-        let attributes = self.prefix_attributes(id)?;
-        Ok(Some(Created { found: Found { attributes, name_is_stable: false }, opened }))
+    pub(crate) fn slot_saving(&self) -> SlotSaving<'_> {
+        SlotSaving { core: &self.core, prefixes: &self.prefixes, tree: self }
     }
 
+    /// Removes what a crash left of slots that were being saved.
+    pub fn remove_unfinished_saves(&self) -> Result<(), FsError> {
+        self.slot_saving().remove_all_unfinished()
+    }
+}
+
+impl SlotSaving<'_> {
     /// Opens a slot to put another one in its place, which will be its owner's.
-    pub(super) fn replace_slot(
+    pub(super) fn open_replacing(
         &self, id: InodeId, key: SlotKey, caller: Caller,
     ) -> Result<Opened, FsError> {
         let sequence = self.core.state().inode(key.sequence)?;
@@ -130,11 +128,11 @@ impl FileSystem {
         }
         let name = String::from_utf8_lossy(name).into_owned() + key.kind.suffix();
         let owner = Caller { uid: sequence.uid, gid: sequence.gid };
-        self.open_slot_draft(id, (key.model, &name), sequence.mode & 0o666, (owner, caller))
+        self.open_draft(id, (key.model, &name), sequence.mode & 0o666, (owner, caller))
     }
 
     /// Opens what is written to become the sequence of a name.
-    pub(super) fn open_slot_draft(
+    pub(super) fn open_draft(
         &self, id: InodeId, (model, name): (InodeId, &str), mode: u16,
         (owner, caller): (Caller, Caller),
     ) -> Result<Opened, FsError> {
@@ -148,10 +146,10 @@ impl FileSystem {
         if !is_sequence || is_work || Caches::of(&rules.manifest).is_err() {
             return Err(FsError::NotPermitted);
         }
-        check_may_save(&self.core, caller, model, &sequence)?;
+        check_may_save(self.core, caller, model, &sequence)?;
         let open = self.prefixes.queries.take(caller.uid, 1).ok_or(FsError::TryAgain)?;
-        self.throttle()?;
-        descriptors::check(&self.core)?;
+        self.tree.make_room_for_changes()?;
+        descriptors::check(self.core)?;
         let draft = SlotDraft {
             model,
             name: name.to_owned(),
@@ -169,36 +167,8 @@ impl FileSystem {
         Ok(Opened::uncached(handle, false))
     }
 
-    /// Whether so much of a slot was written that it is time to look at its beginning.
-    pub fn look_is_due(&self, handle: u64) -> bool {
-        let served = self.core.state().handles.get(&handle).map(|open| open.served.clone());
-        let Some(Served::SlotDraft(draft)) = served else { return false };
-        draft.progress.try_lock().is_ok_and(|progress| progress.is_look_due())
-    }
-
-    /// Looks at the beginning of a slot that is being written: what cannot become a sequence is refused.
-    pub fn look_at_beginning(&self, handle: u64) -> Result<(), FsError> {
-        let served = self.core.state().handles.get(&handle).map(|open| open.served.clone());
-        let Some(Served::SlotDraft(draft)) = served else { return Err(FsError::BadHandle) };
-        {
-            let mut progress = draft.progress();
-            if !progress.is_look_due() {
-                return Ok(());
-            }
-            progress.next_look = 2 * progress.length;
-        }
-        let rules =
-            self.core.model_of(&mut self.core.state(), draft.model).map_err(|_| FsError::Stale)?;
-        let (file, version) = (draft.file(), draft.kind.version);
-        let outcome = file.and_then(|file| Slot::check_beginning(file, version, &rules.manifest));
-        if outcome.is_err() {
-            draft.progress().is_refused = true;
-        }
-        outcome.map_err(|why| refuse(&self.core, &draft, &why))
-    }
-
     /// `close()` of a slot makes the sequence.
-    pub(crate) fn import_slot(&self, draft: &SlotDraft) -> Result<(), FsError> {
+    pub(crate) fn import(&self, draft: &SlotDraft) -> Result<(), FsError> {
         let mut progress = draft.progress();
         if progress.is_refused {
             return Err(FsError::Refused);
@@ -208,7 +178,7 @@ impl FileSystem {
         }
         let rules =
             self.core.model_of(&mut self.core.state(), draft.model).map_err(|_| FsError::Stale)?;
-        let refuse = |why: String| refuse(&self.core, draft, &why);
+        let refuse = |why: String| refuse(self.core, draft, &why);
         let slot = draft.file().and_then(|file| Slot::of(file, &rules.manifest)).map_err(refuse)?;
         slot.check_form(draft.kind.version).map_err(refuse)?;
         slot.check(&rules.manifest).map_err(refuse)?;
@@ -216,8 +186,8 @@ impl FileSystem {
         let turn = &self.prefixes.importing;
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         // Since it was opened, somebody may have made a sequence that is not this user's to remove.
-        check_may_save(&self.core, draft.caller, draft.model, &draft.sequence)?;
-        let sequences = self.directory_of_slot(draft, draft.model, names::SEQUENCES.as_bytes())?;
+        check_may_save(self.core, draft.caller, draft.model, &draft.sequence)?;
+        let sequences = self.directory(draft, draft.model, names::SEQUENCES.as_bytes())?;
         let unfinished = Place { parent: sequences, name: unfinished_name(&draft.sequence) };
         self.remove_unfinished(&unfinished)?;
         let outcome = self.fill_sequence(draft, &unfinished, &rules.manifest, &slot);
@@ -237,8 +207,7 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Removes what a crash left of slots that were being saved.
-    pub fn remove_unfinished_saves(&self) -> Result<(), FsError> {
+    fn remove_all_unfinished(&self) -> Result<(), FsError> {
         if self.core.state().metadata.was_clean {
             return Ok(());
         }
@@ -266,13 +235,13 @@ impl FileSystem {
     /// Gives a directory the name of a sequence, which an operation may remove or make meanwhile.
     fn take_name(&self, from: &Place, to: &Place) -> Result<(), FsError> {
         loop {
-            match self.rename(from, to, libc::RENAME_EXCHANGE) {
+            match self.tree.move_to(from, to, libc::RENAME_EXCHANGE) {
                 Err(FsError::NotFound) => {}
-                outcome => return outcome.and_then(|_| mark_replaced(&self.core, from)),
+                outcome => return outcome.and_then(|()| mark_replaced(self.core, from)),
             }
-            match self.rename(from, to, libc::RENAME_NOREPLACE) {
+            match self.tree.move_to(from, to, libc::RENAME_NOREPLACE) {
                 Err(FsError::Exists) => {}
-                outcome => return outcome.map(drop),
+                outcome => return outcome,
             }
         }
     }
@@ -281,33 +250,35 @@ impl FileSystem {
     fn fill_sequence(
         &self, draft: &SlotDraft, place: &Place, manifest: &Manifest, slot: &Slot,
     ) -> Result<(), FsError> {
-        let sequence = self.directory_of_slot(draft, place.parent, &place.name)?;
+        let sequence = self.directory(draft, place.parent, &place.name)?;
         for file in sequence_files(slot, manifest) {
             let SequenceFile { layer, name, is_sealed, bytes } = file?;
             let layer = names::format_layer(layer);
-            let parent = self.directory_of_slot(draft, sequence, layer.as_bytes())?;
+            let parent = self.directory(draft, sequence, layer.as_bytes())?;
             let place = Place { parent, name: name.into_bytes() };
             if is_sealed {
                 let staging = [&place.name[..], b".tmp"].concat();
                 let staging = Place { parent, name: staging };
-                write_new(self, draft, &staging, &bytes)?;
-                self.rename(&staging, &place, 0)?;
+                self.write_new(draft, &staging, &bytes)?;
+                self.tree.move_to(&staging, &place, 0)?;
             } else {
-                write_new(self, draft, &place, &bytes)?;
+                self.write_new(draft, &place, &bytes)?;
             }
         }
         if slot.checkpoints_bytes() > 0 {
             let name = names::format_checkpoints(TokenStart(slot.num_tokens().into()));
             let place = Place { parent: sequence, name: name.into_bytes() };
-            write_pieces(self, draft, &place, |write| copy_checkpoints(slot, write))?;
+            self.tree.make_file(&place, draft.mode, draft.owner, &mut |write| {
+                copy_checkpoints(slot, write)
+            })?;
         }
         let ids: Vec<u8> = slot.token_ids().iter().flat_map(|id| id.to_le_bytes()).collect();
         let tokens = Place { parent: sequence, name: names::TOKENS.as_bytes().to_vec() };
-        write_new(self, draft, &tokens, &ids)
+        self.write_new(draft, &tokens, &ids)
     }
 
     /// A directory of whoever writes the slot, who may enter what may be read.
-    fn directory_of_slot(
+    fn directory(
         &self, draft: &SlotDraft, parent: InodeId, name: &[u8],
     ) -> Result<InodeId, FsError> {
         if let Some(entry) = self.core.state().entry(parent, name)? {
@@ -316,17 +287,44 @@ impl FileSystem {
         }
         let place = Place { parent, name: name.to_vec() };
         let mode = draft.mode | (draft.mode & 0o444) >> 2;
-        let found = self.make(&place, &NewNode::Directory, mode, draft.owner)?;
-        self.forget(found.attributes.inode, 1);
-        Ok(found.attributes.inode)
+        self.tree.make_directory(&place, mode, draft.owner)
+    }
+
+    fn write_new(&self, draft: &SlotDraft, place: &Place, bytes: &[u8]) -> Result<(), FsError> {
+        self.tree.make_file(place, draft.mode, draft.owner, &mut |write| write(0, bytes))
     }
 
     fn remove_unfinished(&self, place: &Place) -> Result<(), FsError> {
         let entry = self.core.state().entry(place.parent, &place.name)?;
-        entry.map_or(Ok(()), |entry| {
-            self.enforcer().remove_tree(place, entry, InUse::Goes).map(drop)
-        })
+        entry.map_or(Ok(()), |entry| self.tree.remove_with_contents(place, entry))
     }
+}
+
+/// Whether so much of a slot was written that it is time to look at its beginning.
+pub fn look_is_due(core: &Core, handle: u64) -> bool {
+    let served = core.state().handles.get(&handle).map(|open| open.served.clone());
+    let Some(Served::SlotDraft(draft)) = served else { return false };
+    draft.progress.try_lock().is_ok_and(|progress| progress.is_look_due())
+}
+
+/// Looks at the beginning of a slot that is being written: what cannot become a sequence is refused.
+pub fn look_at_beginning(core: &Core, handle: u64) -> Result<(), FsError> {
+    let served = core.state().handles.get(&handle).map(|open| open.served.clone());
+    let Some(Served::SlotDraft(draft)) = served else { return Err(FsError::BadHandle) };
+    {
+        let mut progress = draft.progress();
+        if !progress.is_look_due() {
+            return Ok(());
+        }
+        progress.next_look = 2 * progress.length;
+    }
+    let rules = core.model_of(&mut core.state(), draft.model).map_err(|_| FsError::Stale)?;
+    let (file, version) = (draft.file(), draft.kind.version);
+    let outcome = file.and_then(|file| Slot::check_beginning(file, version, &rules.manifest));
+    if outcome.is_err() {
+        draft.progress().is_refused = true;
+    }
+    outcome.map_err(|why| refuse(core, &draft, &why))
 }
 
 /// Whether a user may make a sequence of that name, or put another in its place, as by mkdir(2), rename(2)
@@ -368,29 +366,4 @@ fn refuse(core: &Core, draft: &SlotDraft, why: &str) -> FsError {
 /// Of a sequence while it is filled, and of the one that it takes the place of afterwards.
 fn unfinished_name(sequence: &[u8]) -> Vec<u8> {
     [sequence, names::SAVING_SUFFIX.as_bytes()].concat()
-}
-
-/// What takes bytes of a file that is made, and where they begin.
-type Write<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), FsError>;
-
-/// Makes a file of pieces.
-fn write_pieces(
-    fs: &FileSystem, draft: &SlotDraft, place: &Place,
-    fill: impl FnOnce(Write<'_>) -> Result<(), FsError>,
-) -> Result<(), FsError> {
-    let made = fs.create(place, draft.mode, draft.owner, true)?;
-    let (handle, inode) = (made.opened.handle, made.found.attributes.inode);
-    // The daemon's own descriptor is no writer that the file waits for.
-    drop(made);
-    let written = fill(&mut |at, bytes| fs.write(handle, at, bytes, true));
-    let written = written.and_then(|()| fs.flush(handle));
-    let released = fs.release(handle);
-    fs.forget(inode, 1);
-    written.and(released)
-}
-
-fn write_new(
-    fs: &FileSystem, draft: &SlotDraft, place: &Place, bytes: &[u8],
-) -> Result<(), FsError> {
-    write_pieces(fs, draft, place, |write| write(0, bytes))
 }

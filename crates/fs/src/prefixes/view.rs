@@ -3,37 +3,27 @@
 //! The directories take owner and permissions from the model's. Pages are the inodes of the
 //! sequence that has them, so they are opened, mapped and cached as there.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::Virtual;
-use super::find::Match;
-use super::index::TOKEN_BYTES;
-use super::shares::Share;
-use super::slot::SlotShape;
+use super::block::{BlockDirectory, BlockKey};
+use super::find::{Finder, Indexed};
+use super::query::Query;
+use super::slot::{SlotShape, Slots};
+use super::slot_draft::SlotSaving;
+use super::{Prefixes, Virtual};
 use crate::attributes::{Attributes, Caller, Found, Place};
 use crate::core::Core;
 use crate::core::handle::{Handle, Served};
+use crate::create::Created;
+use crate::foreign::Adoption;
 use crate::list::{Listed, Listing};
 use crate::lookup::Lookup;
 use crate::opened::{Opened, OpenedBy};
-use crate::reply::Reply;
 use crate::{FileSystem, FsError, batch, views};
-use kvfs_page::{PrefixHash, names};
-use kvfs_storage::store::record::{DirectoryClass, InodeId};
-
-/// Bytes of a prompt: four million tokens, more than any model takes.
-const PROMPT_BYTES_MAX: usize = (4 << 20) * TOKEN_BYTES;
-
-/// An open `prefixes/match`.
-#[derive(Debug)]
-pub(crate) struct Query {
-    model: InodeId,
-    dialogue: Mutex<Dialogue>,
-    /// Counts the bytes of the prompt.
-    held: Mutex<Share>,
-    /// Counted.
-    _open: Share,
-}
+use kvfs_page::block_map::parse_block;
+use kvfs_page::{Layer, PrefixHash, names};
+use kvfs_storage::store::record::{DirectoryClass, Entry, InodeId};
 
 /// What a read answers before it has bytes to give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,54 +34,41 @@ pub enum Answers {
     Batch,
 }
 
-/// What was written, and the answer to it once somebody has read it.
-#[derive(Debug, Default)]
-struct Dialogue {
-    prompt: Vec<u8>,
-    /// What this machine has of it, once somebody has looked.
-    local: Option<LocalAnswer>,
-    reply: Reply,
-}
-
-/// The best that this machine has, if it has anything.
-#[derive(Debug)]
-struct LocalAnswer(Option<Match>);
-
-impl Query {
-    /// Adds tokens to the question; `offset` tells only where the descriptor is then.
-    pub(crate) fn ask(&self, bytes: &[u8], offset: u64) -> Result<(), FsError> {
-        // Whoever answers it may be waiting for the remote.
-        let mut dialogue = match self.dialogue.try_lock() {
-            Err(TryLockError::WouldBlock) => return Err(FsError::TryAgain),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Ok(dialogue) => dialogue,
-        };
-        if dialogue.prompt.len() + bytes.len() > PROMPT_BYTES_MAX {
-            return Err(FsError::TooLarge);
-        }
-        if !self.held.lock().unwrap_or_else(PoisonError::into_inner).grow(bytes.len() as u64) {
-            return Err(FsError::NoRoom);
-        }
-        dialogue.prompt.extend_from_slice(bytes);
-        dialogue.local = None;
-        dialogue.reply.withdraw();
-        dialogue.reply.note_question(offset, bytes.len());
-        Ok(())
-    }
-
-    fn dialogue(&self) -> MutexGuard<'_, Dialogue> {
-        self.dialogue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Looks at a slot that is replaced again and again while it is looked at.
 const LOOKS_MAX: usize = 16;
 
+/// `prefixes/`, `slots/` and `blocks/` of all models.
+#[derive(Clone, Copy, Debug)]
+pub struct VirtualDirectories<'a> {
+    pub(super) core: &'a Core,
+    pub(super) prefixes: &'a Prefixes,
+    pub(super) finder: Finder<'a>,
+    pub(super) indexed: &'a dyn Indexed,
+    blocks: BlockDirectory<'a>,
+    slots: Slots<'a>,
+    saving: SlotSaving<'a>,
+    pub(super) adoption: Adoption<'a>,
+}
+
 impl FileSystem {
+    /// `prefixes/`, `slots/` and `blocks/` of all models.
+    pub fn virtual_directories(&self) -> VirtualDirectories<'_> {
+        VirtualDirectories {
+            core: &self.core,
+            prefixes: &self.prefixes,
+            finder: self.finder(),
+            indexed: self,
+            blocks: self.block_directory(),
+            slots: self.slots(),
+            saving: self.slot_saving(),
+            adoption: self.adoption(),
+        }
+    }
+}
+
+impl VirtualDirectories<'_> {
     /// Finds a name in a model's directory that is virtual, or in a virtual directory.
-    pub(crate) fn lookup_prefix(
-        &self, parent: InodeId, name: &[u8],
-    ) -> Result<Option<Lookup>, FsError> {
+    pub(crate) fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Option<Lookup>, FsError> {
         for _ in 1..LOOKS_MAX {
             match self.look_once(parent, name) {
                 Err(FsError::Stale) => {}
@@ -112,23 +89,23 @@ impl FileSystem {
                     Some(shard) => Virtual::Shard(model, shard),
                     None => return absent,
                 },
-                Virtual::Shard(..) if self.prepare_to_find().is_err() => return absent,
+                Virtual::Shard(..) if self.indexed.prepare_to_find().is_err() => return absent,
                 Virtual::Shard(model, shard) => match text.parse::<PrefixHash>() {
                     Ok(hash)
                         if hash.0[0] == shard
-                            && (self.finder().pages_of_prefix(model, hash)?.is_some()
-                                || self.finder().is_elsewhere(model, hash)) =>
+                            && (self.finder.pages_of_prefix(model, hash)?.is_some()
+                                || self.finder.is_elsewhere(model, hash)) =>
                     {
                         Virtual::Prefix(model, hash)
                     }
                     _ => return absent,
                 },
                 Virtual::Prefix(model, hash) => return self.lookup_page(model, hash, name),
-                Virtual::Slots(model) => match self.slots().named(model, text)? {
+                Virtual::Slots(model) => match self.slots.named(model, text)? {
                     Some(key) => Virtual::Slot(key),
                     None => return absent,
                 },
-                Virtual::Blocks(model) => match self.block_directory().named(model, text)? {
+                Virtual::Blocks(model) => match self.blocks.named(model, text)? {
                     Some(key) => Virtual::Block(key),
                     None => return absent,
                 },
@@ -140,7 +117,7 @@ impl FileSystem {
                 }
             }
         } else {
-            let is_root = is_prefix_name(&self.core, &Place { parent, name: name.to_vec() });
+            let is_root = is_prefix_name(self.core, &Place { parent, name: name.to_vec() });
             match root(parent, name).filter(|_| is_root) {
                 Some(found) => found,
                 None => return Ok(None),
@@ -148,45 +125,38 @@ impl FileSystem {
         };
         let id = self.prefixes.numbers().hold(found);
         let attributes =
-            self.prefix_attributes(id).inspect_err(|_| self.prefixes.numbers().forget(id, 1))?;
+            self.attributes(id).inspect_err(|_| self.prefixes.numbers().forget(id, 1))?;
         Ok(Some(Lookup::Found(Found { attributes, name_is_stable: false })))
     }
 
-    /// Finds a name for a user. In `slots/` and `blocks/` what he may not read is not there for him: lengths
-    /// and hashes tell of conversations. Where a group may read a slot, only the kernel knows who is in it,
-    /// so the slot is shown to all, and read by those.
-    pub fn lookup_for(&self, place: &Place, caller: Caller) -> Result<Lookup, FsError> {
-        views::check_lookup(place, caller)?;
-        let mut found = self.lookup(place.parent, &place.name)?;
-        let Lookup::Found(Found { attributes, .. }) = &mut found else { return Ok(found) };
-        if batch::is_batch(attributes.inode) {
-            attributes.inode = batch::inode_of(caller.uid);
-        }
-        let id = attributes.inode;
+    /// Whether a user is shown what was found. What he may not read in `slots/` and `blocks/` is not there for him:
+    /// lengths and hashes tell of conversations. Where a group may read a slot, only the kernel knows who is in it, so
+    /// the slot is shown to all, and read by those.
+    pub(crate) fn shows(&self, found: &Attributes, caller: Caller) -> Result<bool, FsError> {
+        let id = found.inode;
         if caller.uid == 0 || !super::is_virtual(id) {
-            return Ok(found);
+            return Ok(true);
         }
         let is_shown = match self.prefixes.meaning_of(id)? {
             Virtual::Slot(_) => {
-                let is_shared = attributes.mode & 0o044 != 0;
-                is_shared || attributes.uid == caller.uid && attributes.mode & 0o400 != 0
+                let is_shared = found.mode & 0o044 != 0;
+                is_shared || found.uid == caller.uid && found.mode & 0o400 != 0
             }
-            Virtual::Block(key) => self.block_directory().shows(key, caller)?,
+            Virtual::Block(key) => self.blocks.shows(key, caller)?,
             _ => true,
         };
-        if is_shown {
-            return Ok(found);
+        if !is_shown {
+            self.prefixes.numbers().forget(id, 1);
         }
-        self.prefixes.numbers().forget(id, 1);
-        Ok(Lookup::Absent { stable: false })
+        Ok(is_shown)
     }
 
     /// Whether the pages of a virtual directory must come from another store first.
     pub(super) fn must_adopt_to_list(&self, id: InodeId) -> bool {
         match self.prefixes.meaning_of(id) {
             Ok(Virtual::Prefix(model, hash)) => {
-                matches!(self.finder().pages_of_prefix(model, hash), Ok(None))
-                    && self.finder().is_elsewhere(model, hash)
+                matches!(self.finder.pages_of_prefix(model, hash), Ok(None))
+                    && self.finder.is_elsewhere(model, hash)
             }
             _ => false,
         }
@@ -196,7 +166,7 @@ impl FileSystem {
     fn lookup_page(
         &self, model: InodeId, hash: PrefixHash, name: &[u8],
     ) -> Result<Option<Lookup>, FsError> {
-        let pages = self.pages_of_prefix_anywhere(model, hash)?;
+        let pages = self.pages_of(model, hash)?;
         let page = pages.iter().find(|(layer, _)| page_name(*layer).as_bytes() == name);
         let Some((_, entry)) = page else {
             return Ok(Some(Lookup::Absent { stable: false }));
@@ -208,7 +178,7 @@ impl FileSystem {
     }
 
     /// What `stat` shows.
-    pub(crate) fn prefix_attributes(&self, id: InodeId) -> Result<Attributes, FsError> {
+    pub(crate) fn attributes(&self, id: InodeId) -> Result<Attributes, FsError> {
         let meaning = self.prefixes.meaning_of(id)?;
         let model = self.core.state().inode(meaning.model())?;
         let readable = model.mode & 0o444;
@@ -219,15 +189,15 @@ impl FileSystem {
         let (mut uid, mut gid, mut size) = (model.uid, model.gid, 0);
         let mut slot_readers = 0;
         if let Virtual::Slot(key) = meaning {
-            let shape = SlotShape::of(&self.core, key)?;
-            let readers = shape.readers(&self.core);
+            let shape = SlotShape::of(self.core, key)?;
+            let readers = shape.readers(self.core);
             let readers = readers.map_err(FsError::after_lookup)?;
             (uid, gid, slot_readers) = (readers.uid, readers.gid, readers.bits);
             size = shape.length();
         }
         let is_sticky = model.mode & 0o1000 != 0;
         if let Virtual::Block(key) = meaning {
-            size = self.block_directory().text(key)?.len() as u64;
+            size = self.blocks.text(key)?.len() as u64;
             if is_sticky {
                 uid = self.blocks.owner_of(key).unwrap_or(uid);
             }
@@ -260,12 +230,12 @@ impl FileSystem {
     }
 
     /// Lists a virtual directory: only that of a prefix shows what is in it.
-    pub(crate) fn list_prefix(
+    pub(crate) fn list(
         &self, id: InodeId, offset: u64, listing: Listing,
         mut emit: impl FnMut(&Listed<'_>) -> bool,
     ) -> Result<(), FsError> {
         let pages = match self.prefixes.meaning_of(id)? {
-            Virtual::Prefix(model, hash) => self.pages_of_prefix_anywhere(model, hash)?,
+            Virtual::Prefix(model, hash) => self.pages_of(model, hash)?,
             Virtual::Match(_) | Virtual::Slot(..) | Virtual::NewSlot(..) | Virtual::Block(_) => {
                 return Err(FsError::NotDirectory);
             }
@@ -304,36 +274,33 @@ impl FileSystem {
     }
 
     /// Opens `prefixes/match`, a slot or a block.
-    pub(crate) fn open_prefix(
-        &self, id: InodeId, flags: i32, caller: Caller,
-    ) -> Result<Opened, FsError> {
+    pub(crate) fn open(&self, id: InodeId, flags: i32, caller: Caller) -> Result<Opened, FsError> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let meaning = self.prefixes.meaning_of(id)?;
         if let Virtual::Block(key) = meaning {
             return if writes {
-                self.block_directory().open_draft(id, key, caller)
+                self.blocks.open_draft(id, key, caller)
             } else {
-                self.block_directory().open(id, key)
+                self.blocks.open(id, key)
             };
         }
         if let Virtual::Slot(key) = meaning
             && writes
             && flags & libc::O_TRUNC != 0
         {
-            return self.replace_slot(id, key, caller);
+            return self.saving.open_replacing(id, key, caller);
         }
         let open = self.prefixes.queries.take(caller.uid, 1).ok_or(FsError::TryAgain)?;
         let served = match meaning {
             Virtual::Match(model) => {
                 let held = self.prefixes.prompt_bytes.take(caller.uid, 0);
-                let held = Mutex::new(held.ok_or(FsError::NoRoom)?);
-                let query = Query { model, dialogue: Mutex::default(), held, _open: open };
-                Served::Query(Arc::new(query))
+                let held = held.ok_or(FsError::NoRoom)?;
+                Served::Query(Arc::new(Query::new(model, held, open)))
             }
             Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
             Virtual::Slot(key) => {
                 let slot =
-                    self.slots().open(id, (key, flags), open).map_err(FsError::after_lookup)?;
+                    self.slots.open(id, (key, flags), open).map_err(FsError::after_lookup)?;
                 Served::Slot(Arc::new(slot))
             }
             _ => return Err(FsError::IsDirectory),
@@ -347,59 +314,12 @@ impl FileSystem {
         Ok(Opened { by: by.unwrap_or(OpenedBy::Daemon), ..opened })
     }
 
-    /// Answers a question with one line of JSON, of which `buffer` gets what lies at `offset`.
-    /// Returns how much.
-    pub(crate) fn answer(
-        &self, query: &Query, offset: u64, buffer: &mut [u8],
-    ) -> Result<usize, FsError> {
-        let mut dialogue = query.dialogue();
-        if !dialogue.reply.is_given() {
-            let found = match dialogue.local.take() {
-                Some(LocalAnswer(found)) => found,
-                None => self.local_match(query.model, &dialogue.prompt)?,
-            };
-            let tokens = found.as_ref().map_or(0, |found| found.tokens);
-            let foreign = self.foreign_match(query.model, &dialogue.prompt, tokens)?;
-            let (is_own, found) = (foreign.is_none(), foreign.or(found));
-            let asked = dialogue.prompt.len() / TOKEN_BYTES;
-            let answered = found.as_ref().map_or(0, |found| found.tokens);
-            self.core.observer.matched(asked as u64, answered, is_own);
-            self.prefixes.asked.note(query.model, asked as u64, answered);
-            dialogue.reply.give(to_json(found.as_ref()), offset);
-        }
-        Ok(dialogue.reply.copy(offset, buffer))
-    }
-
-    fn local_match(&self, model: InodeId, prompt: &[u8]) -> Result<Option<Match>, FsError> {
-        self.prepare_to_find()?;
-        self.finder().longest_match(model, prompt)
-    }
-
-    /// Whether a question has an answer that another store must be asked for. Notes what this machine
-    /// knows.
-    fn answer_waits_for_remote(&self, query: &Query) -> Result<bool, FsError> {
-        if !self.foreign.has_stores() {
-            return Ok(false);
-        }
-        // Somebody else waits for the answer to the same question already.
-        let Ok(mut dialogue) = query.dialogue.try_lock() else { return Ok(true) };
-        if dialogue.reply.is_given() {
-            return Ok(false);
-        }
-        let found = self.local_match(query.model, &dialogue.prompt)?;
-        let tokens = found.as_ref().map_or(0, |found| found.tokens);
-        dialogue.local = Some(LocalAnswer(found));
-        self.others_have_more(query.model, &dialogue.prompt, tokens)
-    }
-
     /// Whether reading from a handle waits for the remote. It takes a while to tell.
     pub fn read_waits_for_remote(&self, handle: u64, offset: u64, length: u32) -> bool {
         let served = self.core.state().handles.get(&handle).map(|handle| handle.served.clone());
         let waits = match served {
             Some(Served::Query(query)) => self.answer_waits_for_remote(&query),
-            Some(Served::Slot(slot)) => {
-                self.slots().reading_waits_for_remote(&slot, offset, length)
-            }
+            Some(Served::Slot(slot)) => self.slots.reading_waits_for_remote(&slot, offset, length),
             _ => Ok(false),
         };
         // What fails here fails again where it is answered.
@@ -409,22 +329,9 @@ impl FileSystem {
     /// Whether opening a slot waits for the remote: for the rows that stand behind its references.
     pub fn open_waits_for_remote(&self, id: InodeId) -> bool {
         match self.prefixes.meaning_of(id) {
-            Ok(Virtual::Slot(key)) => self.slots().last_rows_are_away(key).unwrap_or(false),
+            Ok(Virtual::Slot(key)) => self.slots.last_rows_are_away(key).unwrap_or(false),
             _ => false,
         }
-    }
-
-    /// What a read answers first, which takes a while: a question, or rows that it gathers.
-    pub fn read_answers(&self, handle: u64, offset: u64, length: u32) -> Option<Answers> {
-        let served = self.core.state().handles.get(&handle)?.served.clone();
-        let is_question = match served {
-            Served::Query(_) => true,
-            Served::Settings(dialogue) => dialogue.is_asked(),
-            Served::Slot(slot) => !slot.is_at_hand(offset, u64::from(length)),
-            Served::Batch(batch) => return batch.is_asked().then_some(Answers::Batch),
-            _ => false,
-        };
-        is_question.then_some(Answers::Question)
     }
 
     /// Whether opening it reads pages.
@@ -439,6 +346,68 @@ impl FileSystem {
             || super::is_virtual(id)
                 && matches!(self.prefixes.meaning_of(id), Ok(Virtual::Match(_)))
     }
+
+    /// [`Finder::pages_of_prefix`], of another store if there are none here.
+    fn pages_of(&self, model: InodeId, hash: PrefixHash) -> Result<Vec<(Layer, Entry)>, FsError> {
+        if let Some(pages) = self.finder.pages_of_prefix(model, hash)? {
+            return Ok(pages);
+        }
+        if !self.adoption.adopt_prefix(model, hash)? {
+            return Ok(Vec::new());
+        }
+        Ok(self.finder.pages_of_prefix(model, hash)?.unwrap_or_default())
+    }
+
+    /// Makes a slot in `slots/`; none if the place is another one.
+    pub(crate) fn create_slot(
+        &self, place: &Place, mode: u16, caller: Caller, writes: bool,
+    ) -> Result<Option<Created>, FsError> {
+        let parent =
+            super::is_virtual(place.parent).then(|| self.prefixes.meaning_of(place.parent));
+        let Some(Ok(Virtual::Slots(model))) = parent else { return Ok(None) };
+        if !writes {
+            return Err(FsError::NotPermitted);
+        }
+        let name = std::str::from_utf8(&place.name).map_err(|_| FsError::NotPermitted)?;
+        let number = self.prefixes.next_slot.fetch_add(1, Ordering::Relaxed);
+        let id = self.prefixes.numbers().hold(Virtual::NewSlot(model, number));
+        let opened = self.saving.open_draft(id, (model, name), mode, (caller, caller));
+        let opened = opened.inspect_err(|_| self.prefixes.numbers().forget(id, 1))?;
+        let attributes = self.attributes(id)?;
+        Ok(Some(Created { found: Found { attributes, name_is_stable: false }, opened }))
+    }
+
+    /// Makes a description in `blocks/`; none if the place is another one.
+    pub(crate) fn create_block(
+        &self, place: &Place, caller: Caller, writes: bool,
+    ) -> Result<Option<Created>, FsError> {
+        let Some(model) = self.prefixes.model_of_blocks(place.parent) else { return Ok(None) };
+        let name = std::str::from_utf8(&place.name).unwrap_or_default();
+        let (hash, layer) = parse_block(name).ok_or(FsError::NotPermitted)?;
+        let key = BlockKey { model, hash, layer };
+        let id = self.prefixes.numbers().hold(Virtual::Block(key));
+        let attributes = self.attributes(id)?;
+        let opened = if writes {
+            self.blocks.open_draft(id, key, caller)?
+        } else {
+            self.blocks.open(id, key)?
+        };
+        let found = Found { attributes, name_is_stable: false };
+        Ok(Some(Created { found, opened }))
+    }
+}
+
+/// What a read answers first, which takes a while: a question, or rows that it gathers.
+pub fn read_answers(core: &Core, handle: u64, offset: u64, length: u32) -> Option<Answers> {
+    let served = core.state().handles.get(&handle)?.served.clone();
+    let is_question = match served {
+        Served::Query(_) => true,
+        Served::Settings(dialogue) => dialogue.is_asked(),
+        Served::Slot(slot) => !slot.is_at_hand(offset, u64::from(length)),
+        Served::Batch(batch) => return batch.is_asked().then_some(Answers::Batch),
+        _ => false,
+    };
+    is_question.then_some(Answers::Question)
 }
 
 /// Whether a name stands in such a directory, or is one itself.
@@ -459,15 +428,8 @@ fn root(model: InodeId, name: &[u8]) -> Option<Virtual> {
     }
 }
 
-/// What `longest_prefix` of `kvfs-runtime` reads.
-fn to_json(found: Option<&Match>) -> String {
-    let tokens = found.map_or(0, |found| found.tokens);
-    let sequence = found.map(|found| String::from_utf8_lossy(&found.sequence));
-    format!("{}\n", serde_json::json!({ "tokens": tokens, "sequence": sequence }))
-}
-
 /// The name of a layer's page in the directory of a prefix.
-fn page_name(layer: kvfs_page::Layer) -> String {
+fn page_name(layer: Layer) -> String {
     format!("{}.safetensors", names::format_layer(layer))
 }
 
