@@ -63,6 +63,9 @@ fn inspect(path: &Path, metadata: &Metadata, summary: &mut Summary) -> io::Resul
     if metadata.is_dir() {
         return tree::inspect(path, summary);
     }
+    if !metadata.is_file() {
+        return Err(io::Error::other("is neither a regular file nor a directory"));
+    }
     summary.add("bytes", metadata.len());
     if name == MANIFEST.as_bytes() {
         manifest(path, summary)?;

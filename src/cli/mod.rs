@@ -91,6 +91,8 @@ use new_file::whole_or_nothing;
 use output::{Failure, Outcome, Report};
 use role::Role;
 
+use crate::sequence::tell_of_waits;
+
 /// Runs the program with its arguments, the program's name first.
 pub fn run(arguments: &[OsString]) -> ExitCode {
     match role::of(arguments) {
@@ -98,6 +100,10 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         Role::UmountHelper(rest) => helper::umount(&rest),
         Role::Command => match parse(arguments) {
             Ok((Arguments { command }, found)) => {
+                tell_of_waits(|locked| {
+                    let locked = history::shown(locked);
+                    output::complain("kvfs", &format!("waiting for whoever has locked {locked}"));
+                });
                 let is_answered = answering::check(&command, &found);
                 output::finish("kvfs", is_answered.and_then(|()| dispatch(command)))
             }

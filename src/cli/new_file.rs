@@ -114,10 +114,15 @@ pub(super) fn begin(name: &Path, replaces: bool) -> Result<NewFile, Failure> {
 
 /// Why such a file could not be made.
 pub(super) fn explain(name: &Path, error: &io::Error) -> Failure {
+    explain_taken(name, error, "--force replaces it")
+}
+
+/// The same, and what to do where something has the name.
+pub(super) fn explain_taken(name: &Path, error: &io::Error, remedy: &str) -> Failure {
     let name = shown(name);
     Failure::Failed(match error.kind() {
         io::ErrorKind::AlreadyExists if error.get_ref().is_none() => {
-            format!("{name} is there: --force replaces it")
+            format!("{name} is there: {remedy}")
         }
         _ => format!("{name}: {error}"),
     })

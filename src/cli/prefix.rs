@@ -1,5 +1,7 @@
 //! `kvfs match`: which sequence of a model has the longest beginning of a prompt.
 
+use std::fmt::Display;
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -9,6 +11,9 @@ use super::arguments::MatchArguments;
 use super::output::{Failure, Outcome, Report};
 use super::summary::Summary;
 use crate::reader::longest_prefix;
+
+/// Bytes of a prompt: four million tokens, as many as a mount takes.
+const PROMPT_BYTES_MAX: u64 = (4 << 20) * 4;
 
 /// Asks the mount.
 pub(crate) fn run(arguments: &MatchArguments) -> Outcome {
@@ -29,15 +34,24 @@ pub(crate) fn run(arguments: &MatchArguments) -> Outcome {
     Ok(Report::text(summary.to_text()))
 }
 
-/// The bytes of a file, or of standard input for `-`.
+/// The bytes of a file with a prompt, or of standard input for `-`.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    let refuse = |why: &dyn Display| Failure::Failed(format!("{}: {why}", path.display()));
     let mut bytes = Vec::new();
+    // One byte more than allowed is read, so that a longer one is refused and not cut.
+    let limit = PROMPT_BYTES_MAX + 1;
     let read = if path == Path::new("-") {
-        io::stdin().read_to_end(&mut bytes).map(|_| bytes)
+        io::stdin().take(limit).read_to_end(&mut bytes)
     } else {
-        std::fs::read(path)
+        File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
     };
-    read.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+    match read.map_err(|error| refuse(&error))? {
+        count if count as u64 > PROMPT_BYTES_MAX => Err(refuse(&format!(
+            "has more than {PROMPT_BYTES_MAX} bytes: a prompt is at most {} tokens, 4 bytes each",
+            PROMPT_BYTES_MAX / 4
+        ))),
+        _ => Ok(bytes),
+    }
 }
 
 pub(super) fn read_tokens(path: &Path) -> Result<Vec<u32>, Failure> {

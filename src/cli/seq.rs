@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::consent::{Consent, size_below};
-use super::new_file::NewFile;
+use super::new_file::{NewFile, explain_taken};
 use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report, bytes, complain};
 use crate::page::printable;
 use crate::sequence::{SequenceError, Sequences};
@@ -218,9 +218,9 @@ fn save(of: &SequenceArguments, path: &Path) -> Outcome {
     if path == Path::new("-") {
         return of.on(|all, seq| all.state_write(seq, io::stdout().lock()));
     }
-    let explain = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+    let explain = |error: io::Error| explain_taken(path, &error, "remove it, or name another file");
     let made = NewFile::absent(path).map_err(explain)?;
-    let report = of.on(|all, seq| all.state_write_file(seq, made.file()))?;
+    let report = of.on(|all, seq| all.state_write_file(seq, made.file(), path))?;
     made.publish().map_err(explain)?;
     Ok(report)
 }

@@ -14,6 +14,7 @@ mod full_disk;
 mod history;
 mod in_place;
 mod manifest;
+mod names;
 mod python;
 mod ram;
 mod refused;

@@ -19,7 +19,6 @@ in_both_modes!(
     a_missing_manifest,
     odd_names,
     links,
-    reserved_names,
     moving_pages,
 );
 
@@ -404,46 +403,6 @@ fn links(mode: Mode) {
     std::fs::remove_file(mount.files("kept")).unwrap();
     assert_eq!(std::fs::metadata(path("b", 0, 0)).unwrap().nlink(), 2);
     assert!(std::fs::read(path("c", 0, 0)).unwrap() == model.page(0, 0, 1));
-}
-
-fn reserved_names(mode: Mode) {
-    let mount = Mount::new(mode);
-    let model = Model::small();
-    model.install(&mount);
-    for name in ["x", ".x", "x.tmp", "models", "manifest.json"] {
-        let expected = if name == "models" { libc::EEXIST } else { libc::EPERM };
-        let path = mount.join(name);
-        assert_errno(open(&path, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL), expected);
-        assert_errno(std::fs::create_dir(&path), expected);
-        assert_errno(symlink("x", &path), expected);
-    }
-    write_and_close(mount.files("x"), b"x").unwrap();
-    let path = mount.join("x");
-    assert_errno(rename(mount.files("x"), &path), libc::EPERM);
-    assert_errno(std::fs::hard_link(mount.files("x"), &path), libc::EPERM);
-    // They are there, and made while they are read.
-    for derived in ["prefixes", "slots"] {
-        let path = mount.join("models/small").join(derived);
-        assert_errno(rename(mount.files("x"), &path), libc::EISDIR);
-        assert_errno(std::fs::hard_link(mount.files("x"), &path), libc::EEXIST);
-        assert_errno(std::fs::create_dir(&path), libc::EEXIST);
-    }
-    // Pages, tails and tokens are files, and neither links nor devices.
-    for path in [
-        model.page_path(&mount, "chat", 0, 0),
-        model.tail_path(&mount, "chat", 0, 0),
-        model.tokens_path(&mount, "chat"),
-    ] {
-        assert_errno(std::fs::create_dir(&path), libc::EPERM);
-        assert_errno(symlink("x", &path), libc::EPERM);
-        let fifo = nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU);
-        assert_errno(fifo.map_err(Into::into), libc::EPERM);
-    }
-    for root in ["models", "files"] {
-        assert_errno(std::fs::remove_dir(mount.join(root)), libc::EPERM);
-        let moved = mount.join(if root == "models" { "files/m" } else { "models/f" });
-        assert_errno(rename(mount.join(root), moved), libc::EPERM);
-    }
 }
 
 fn moving_pages(mode: Mode) {

@@ -279,7 +279,9 @@ fn new_kind(node: &NewNode, parent: DirectoryClass, place: &Place) -> Result<Kin
         let class = classify::directory(parent, &place.name).ok_or(FsError::NotPermitted)?;
         return Ok(Kind::Directory { class, parent: place.parent, name: place.name.clone() });
     }
-    if classify::file(parent, &place.name) != FileClass::Plain {
+    if classify::file(parent, &place.name) != FileClass::Plain
+        || classify::is_regular_only(parent, &place.name)
+    {
         return Err(FsError::NotPermitted);
     }
     Ok(match node {

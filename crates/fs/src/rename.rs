@@ -179,6 +179,9 @@ pub(super) fn check_role_fits(
     core: &Core, state: &mut State, inode: &Inode, to: &Place, class: FileClass,
 ) -> Result<(), FsError> {
     let role = inode.file().map(|file| file.role);
+    if role.is_none() && classify::is_regular_only(state.directory(to.parent)?.1, &to.name) {
+        return Err(FsError::NotPermitted);
+    }
     let fits = match (role, class) {
         (_, FileClass::Plain)
         | (Some(Role::Manifest), FileClass::Manifest)

@@ -28,7 +28,10 @@ pub use lease::{is_at_rest, is_unused};
 pub use mapped_files::MappedFiles;
 pub use mapping::{map_populated, map_private, populate};
 pub use memory::{group_memory_bytes, memory_bytes};
-pub use open::open_beneath;
+pub use open::{
+    metadata_no_follow, open_beneath, open_directory_no_follow, open_no_follow,
+    open_regular_no_follow, read_no_follow,
+};
 pub use privilege::{effective_capabilities, is_as_privileged, own_capabilities};
 pub use process::{Share, fork, open_files_max, refuse_large_files};
 pub use side_by_side::{in_background, side_by_side, side_by_side_with};

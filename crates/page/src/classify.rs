@@ -84,6 +84,12 @@ pub fn file(parent: DirectoryClass, name: &[u8]) -> FileClass {
     }
 }
 
+/// Whether an ordinary file may have that name, and nothing else: whoever looks into the sequence reads it, and a FIFO would
+/// keep him waiting, a link lead him elsewhere.
+pub fn is_regular_only(parent: DirectoryClass, name: &[u8]) -> bool {
+    parent == DirectoryClass::Sequence && name == names::POSITIONS.as_bytes()
+}
+
 /// What a directory of that name would be; `None` where none can be made.
 pub fn directory(parent: DirectoryClass, name: &[u8]) -> Option<DirectoryClass> {
     if names::is_staging(name) {

@@ -3,6 +3,7 @@
 mod parts;
 mod slot;
 mod tensors;
+mod unwritten;
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -97,13 +98,17 @@ pub(super) fn import_to_text(arguments: &ImportArguments) -> Result<String, Fail
 
 /// The sequences among which a directory stands or shall stand, and its name.
 fn sequences_above(sequence: &Path) -> Result<(Sequences, String), Failure> {
-    let name = sequence.file_name().and_then(OsStr::to_str);
+    let name = sequence.file_name();
     let above = directory_of(sequence).canonicalize().ok();
     let sequences = above.filter(|above| above.file_name() == Some(OsStr::new(SEQUENCES)));
     let model = sequences.as_deref().and_then(Path::parent);
     let (Some(name), Some(model)) = (name, model) else {
         let place = sequence.display();
         return Err(Failure::Failed(format!("{place}: is not in a model's {SEQUENCES}/")));
+    };
+    let Some(name) = name.to_str() else {
+        let line = format!("{}: the name of a sequence must be UTF-8", sequence.display());
+        return Err(Failure::Failed(line));
     };
     let sequences = Sequences::open(model).map_err(Failure::failed)?;
     Ok((sequences, name.to_owned()))
@@ -120,7 +125,7 @@ fn fill(sequence: &Path, manifest: &Manifest, rows: &dyn Rows) -> io::Result<u64
         let directory = sequence.join(format_layer(layer));
         if is_sealed {
             let staging = directory.join(format!("{name}.tmp"));
-            std::fs::write(&staging, bytes)?;
+            File::create_new(&staging)?.write_all(&bytes)?;
             publish(&staging, &directory.join(name))?;
         } else {
             append(&directory.join(name), &bytes)?;
@@ -194,7 +199,7 @@ pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
     } else {
         slot::write(made.file(), &sequence, arguments, (&ids, tokens))
     };
-    written.map_err(|why| refuse(&why))?;
+    written.map_err(|why| why.explain(from, to))?;
     made.publish().map_err(explain(to))?;
     Ok(Report::text(format!("{}: {tokens} tokens\n", to.display())))
 }

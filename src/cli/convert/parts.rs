@@ -1,7 +1,7 @@
 //! What slots need of a sequence besides the rows of layers that see everything: rows of layers with a window, and the
 //! states of recurrent ones. They are read by their names, since a scan wants whole pages.
 
-use std::fs::{File, read_dir};
+use std::fs::read_dir;
 use std::io::{self, Seek, Write};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 
 use kvfs_formats::slot::{Caches, check_checkpoints};
 
-use crate::page::limits::{PAYLOAD_OFFSET, index};
+use crate::page::limits::{MAX_FILE_BYTES, PAYLOAD_OFFSET, index};
 use crate::page::names::{
     format_checkpoints, format_layer, format_page, format_state, format_tail, format_window_rows,
     parse_state,
 };
 use crate::page::{Layer, Manifest, PageView, StatePlace, StateTensor, TokenStart};
 use crate::reader::Sequence;
+use crate::sys;
 
 /// The files of a sequence.
 pub(super) struct Parts<'a> {
@@ -125,7 +126,7 @@ impl Parts<'_> {
     pub(super) fn write_checkpoints(&self, tokens: u32, to: &mut impl Write) -> Result<(), String> {
         let path = self.path.join(format_checkpoints(TokenStart(u64::from(tokens))));
         let explain = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
-        let mut file = match File::open(&path) {
+        let mut file = match sys::open_regular_no_follow(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             outcome => outcome.map_err(|error| explain(&error))?,
         };
@@ -148,6 +149,13 @@ pub(super) fn tokens(
     }
     let Some((first, _)) = caches.states.first() else { return Ok(tokens) };
     let directory = |layer| path.join(format_layer(layer));
+    for (layer, _) in &caches.states {
+        let found = sys::metadata_no_follow(&directory(*layer));
+        found
+            .map(drop)
+            .or_else(absent)
+            .map_err(|error| format!("{}: {error}", directory(*layer).display()))?;
+    }
     let entries = match read_dir(directory(*first)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         entries => entries.map_err(|error| error.to_string())?,
@@ -162,8 +170,12 @@ pub(super) fn tokens(
     Ok(rows.into_iter().find(has_all).unwrap_or(0))
 }
 
+fn absent(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
 fn read(path: &Path) -> Result<Option<Vec<u8>>, String> {
-    match std::fs::read(path) {
+    match sys::read_no_follow(path, MAX_FILE_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         outcome => outcome.map(Some).map_err(|error| format!("{}: {error}", path.display())),
     }

@@ -9,6 +9,7 @@ use kvfs_formats::slot::{
 };
 
 use super::parts::Parts;
+use super::unwritten::Unwritten;
 use crate::attention::{KvBlock, Tensor, Values};
 use crate::cli::arguments::ExportArguments;
 use crate::page::{Geometry, Layer};
@@ -17,19 +18,20 @@ use crate::reader::{Sequence, Stream};
 /// Writes `tokens` tokens of a sequence to an empty file.
 ///
 /// # Errors
-/// A line.
+/// [`Unwritten`].
 pub(super) fn write(
     file: &File, sequence: &Sequence, arguments: &ExportArguments, (ids, tokens): (&[u32], u64),
-) -> Result<(), String> {
+) -> Result<(), Unwritten> {
     let (manifest, version) = (sequence.manifest(), arguments.slot_version());
     let refuse = |why: String| format!("a slot file of llama.cpp {why}");
     let format = Format::of_version(manifest, version).map_err(refuse)?;
     let is_transposed = arguments.transposed_v;
     if is_transposed && format.element_bytes.is_none() {
-        return Err(refuse("with V transposed has no quantised values".to_owned()));
+        return Err(refuse("with V transposed has no quantised values".to_owned()).into());
     }
     if arguments.session().is_some() && !format.is_plain() {
-        return Err("a session of a model with a window or with states is not known".to_owned());
+        let why = "a session of a model with a window or with states is not known";
+        return Err(why.to_owned().into());
     }
     let cells = u32::try_from(tokens).map_err(|error| error.to_string())?;
     let head = Head { version, tokens: ids, cells, is_transposed, session: arguments.session() };
@@ -56,16 +58,15 @@ pub(super) fn write(
         for tensor in [0, 1] {
             for (layer, shape) in &caches.states {
                 let bytes = parts.state(*layer, cells, tensor)?;
-                write_state_head(&mut rows.file, shape, tensor)
-                    .and_then(|()| rows.file.write_all(&bytes))
-                    .map_err(|error| error.to_string())?;
+                write_state_head(&mut rows.file, shape, tensor)?;
+                rows.file.write_all(&bytes)?;
             }
         }
     }
     if version == Version::Four && !format.is_plain() {
         parts.write_checkpoints(cells, &mut rows.file)?;
     }
-    rows.file.flush().map_err(|error| error.to_string())
+    Ok(rows.file.flush()?)
 }
 
 /// What is written behind the head.
@@ -79,23 +80,21 @@ struct Rows<'f> {
 }
 
 impl Rows<'_> {
-    fn write_head(&mut self, head: &Head<'_>, number: usize) -> Result<(), String> {
-        let written = head.write_number(&mut self.file, self.format, number);
-        written.map_err(|error| error.to_string())
+    fn write_head(&mut self, head: &Head<'_>, number: usize) -> io::Result<()> {
+        head.write_number(&mut self.file, self.format, number)
     }
 
     /// K, or V, of layers that have all tokens.
     fn write_streamed(
         &mut self, sequence: &Sequence, layers: &[Layer], is_v: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unwritten> {
         let stream = sequence.stream_layers(layers, 0..u64::from(self.cells));
         let mut stream = stream.map_err(|error| error.to_string())?;
         while stream.layer().is_some() {
             match self.turned.filter(|_| is_v) {
                 Some(element_bytes) => self.write_transposed(&mut stream, element_bytes),
                 None => self.write(&mut stream, is_v),
-            }
-            .map_err(|error| error.to_string())?;
+            }?;
         }
         Ok(())
     }
@@ -103,7 +102,7 @@ impl Rows<'_> {
     /// K, or V, of layers with a window.
     fn write_window(
         &mut self, parts: &Parts<'_>, cache: &RowsCache, is_v: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unwritten> {
         let wanted = cache.first(self.cells)..self.cells;
         for layer in &cache.layers {
             let rows = parts.rows(*layer, wanted.clone(), is_v)?;
@@ -118,16 +117,15 @@ impl Rows<'_> {
                 }
                 None => write_tensor_head(&mut self.file, self.format, is_v)
                     .and_then(|()| self.file.write_all(&rows)),
-            }
-            .map_err(|error| error.to_string())?;
+            }?;
         }
         Ok(())
     }
 
     /// K, or V, of a layer, in order of tokens, then heads.
-    fn write(&mut self, stream: &mut Stream<'_>, is_v: bool) -> io::Result<()> {
+    fn write(&mut self, stream: &mut Stream<'_>, is_v: bool) -> Result<(), Unwritten> {
         write_tensor_head(&mut self.file, self.format, is_v)?;
-        while let Some(run) = stream.next_run().map_err(io::Error::other)? {
+        while let Some(run) = stream.next_run().map_err(|error| error.to_string())? {
             for block in run.blocks() {
                 self.write_block(&block, is_v)?;
             }
@@ -152,12 +150,14 @@ impl Rows<'_> {
     }
 
     /// V of a layer, element after element, of which each page has a piece.
-    fn write_transposed(&mut self, stream: &mut Stream<'_>, element_bytes: u32) -> io::Result<()> {
+    fn write_transposed(
+        &mut self, stream: &mut Stream<'_>, element_bytes: u32,
+    ) -> Result<(), Unwritten> {
         write_transposed_head(&mut self.file, self.format, element_bytes)?;
         self.file.flush()?;
         let start = self.file.stream_position()?;
         let mut first = 0;
-        while let Some(run) = stream.next_run().map_err(io::Error::other)? {
+        while let Some(run) = stream.next_run().map_err(|error| error.to_string())? {
             for block in run.blocks() {
                 if let Values::Rows(v) = block.v {
                     self.write_pieces(start, (v, block.tokens), first, element_bytes as usize)?;
@@ -167,7 +167,8 @@ impl Rows<'_> {
         }
         let row_bytes = u64::from(self.geometry.num_kv_heads()) * self.geometry.v_row_bytes();
         let end = start + row_bytes * u64::from(self.cells);
-        self.file.seek(SeekFrom::Start(end)).map(drop)
+        self.file.seek(SeekFrom::Start(end))?;
+        Ok(())
     }
 
     /// Writes what the tokens from `first` on have of each element of a V that begins at `start`.

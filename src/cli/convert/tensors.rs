@@ -4,17 +4,19 @@ use std::fs::File;
 
 use kvfs_formats::tensors::{Part, Run, Writer};
 
+use super::unwritten::Unwritten;
 use crate::attention::Values;
 use crate::reader::Sequence;
 
 /// Writes the first `tokens` of a sequence and these ids to an empty file.
 ///
 /// # Errors
-/// A line, or the end of one about the sequence.
+/// [`Unwritten`].
 pub(super) fn write(
     file: &File, sequence: &Sequence, token_ids: &[u32], tokens: u64,
-) -> Result<(), String> {
-    let writer = Writer::new(file, sequence.manifest().geometry(), token_ids, tokens)?;
+) -> Result<(), Unwritten> {
+    let writer = Writer::new(file, sequence.manifest().geometry(), token_ids.len(), tokens)?;
+    writer.begin(token_ids)?;
     let mut stream = sequence.stream(0..tokens).map_err(|error| error.to_string())?;
     while let Some(layer) = stream.layer() {
         let mut first = 0;
@@ -23,7 +25,7 @@ pub(super) fn write(
                 let count = block.tokens;
                 let put = |part, bytes, strides| {
                     let rows = Run { first, count, bytes, strides };
-                    writer.put(layer, part, &rows).map_err(|error| error.to_string())
+                    writer.put(layer, part, &rows)
                 };
                 put(Part::K, block.k.bytes, block.k.strides)?;
                 if let Values::Rows(rows) = block.v {

@@ -270,7 +270,7 @@ impl Pair {
 
 /// What is the same for names of one file only.
 fn place(path: &Path) -> Result<(u64, u64), Failure> {
-    let metadata = path.metadata().map_err(|error| explain(path, error))?;
+    let metadata = sys::metadata_no_follow(path).map_err(|error| explain(path, error))?;
     Ok((metadata.dev(), metadata.ino()))
 }
 
@@ -289,7 +289,7 @@ fn is_one_cache(a: &Path, b: &Path) -> bool {
 
 /// The bytes of a file; nothing where there is none.
 fn content(path: &Path) -> Result<Vec<u8>, Failure> {
-    match std::fs::read(path) {
+    match sys::read_no_follow(path, u64::MAX) {
         Ok(bytes) => Ok(bytes),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(explain(path, error)),

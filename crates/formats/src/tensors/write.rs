@@ -40,24 +40,28 @@ pub struct Writer<'a> {
     /// Of the whole sequence.
     tokens: u64,
     places: Places,
+    header: Vec<u8>,
 }
 
 impl<'a> Writer<'a> {
-    /// Writes the header and the ids; rows of so many tokens come later.
+    /// Lays the file out for so many ids and rows of so many tokens; nothing is written yet.
     ///
     /// # Errors
-    /// A line: the format has no such type, or the file cannot be written.
+    /// A line: the format has no such type.
     pub fn new(
-        file: &'a File, geometry: &Geometry, token_ids: &[u32], tokens: u64,
+        file: &'a File, geometry: &Geometry, num_ids: usize, tokens: u64,
     ) -> Result<Self, String> {
-        let (header, mut places) = lay_out(geometry, token_ids.len(), tokens)?;
-        let bytes = Header::build(header)?;
-        places.payload = bytes.len() as u64;
+        let (header, mut places) = lay_out(geometry, num_ids, tokens)?;
+        let header = Header::build(header)?;
+        places.payload = header.len() as u64;
+        Ok(Writer { file, geometry: *geometry, tokens, places, header })
+    }
+
+    /// Writes the header and the ids, as many as it was laid out for; rows come later.
+    pub fn begin(&self, token_ids: &[u32]) -> io::Result<()> {
         let ids: Vec<u8> = token_ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
-        file.write_all_at(&bytes, 0)
-            .and_then(|()| file.write_all_at(&ids, places.payload + places.token_ids))
-            .map_err(|error| error.to_string())?;
-        Ok(Writer { file, geometry: *geometry, tokens, places })
+        self.file.write_all_at(&self.header, 0)?;
+        self.file.write_all_at(&ids, self.places.payload + self.places.token_ids)
     }
 
     /// Writes some rows of a layer, whose dtype and number of elements are the model's.

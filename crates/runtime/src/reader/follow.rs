@@ -24,7 +24,6 @@
 //! # Ok::<(), kvfs_runtime::reader::ReadError>(())
 //! ```
 
-use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -33,6 +32,7 @@ use std::time::{Duration, Instant};
 use super::listing::{ListedLayer, layer_directory};
 use super::{ReadError, Sequence};
 use crate::page::{Layer, Manifest, TokenStart, names};
+use crate::sys;
 
 /// Between two looks. One costs some 40 us of the processor, so waiting takes a twelfth of a core,
 /// and a page is seen a quarter of a millisecond late on average.
@@ -92,7 +92,7 @@ impl ListedLayer {
             return Ok(true);
         }
         let path = directory.join(names::format_tail(start));
-        match fs::metadata(&path) {
+        match sys::metadata_no_follow(&path) {
             Ok(metadata) => {
                 (self.tail, self.tail_inode) = (Some(start), metadata.ino());
                 self.end = start.0 + geometry.rows_in(metadata.len());

@@ -1,17 +1,20 @@
 //! What is in a sequence's directory: names tell layers, pages and tokens.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirEntryExt, FileExt, MetadataExt};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use nix::dir::Dir;
+use nix::fcntl::OFlag;
 
 use super::ReadError;
 use super::page::{Home, PAYLOAD_BYTE};
+use crate::page::limits::MAX_MANIFEST_BYTES;
 use crate::page::names::{self, LayerEntry};
 use crate::page::{
     Layer, LayerKind, MAX_POSITIONS_BYTES, Manifest, PageError, PagePlace, Positions, TokenStart,
 };
+use crate::sys;
 
 /// A page by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +47,7 @@ pub(crate) fn manifest(sequence: &Path) -> Result<(Manifest, Home), ReadError> {
         why: "not in a model: name MOUNT/models/NAME/sequences/SEQUENCE".to_owned(),
     })?;
     let path = model.join(names::MANIFEST);
-    let json = match fs::read(&path) {
+    let json = match sys::read_no_follow(&path, MAX_MANIFEST_BYTES as u64 + 1) {
         Ok(json) => json,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let why = "missing: this is no sequence of a model".to_owned();
@@ -90,10 +93,8 @@ pub(crate) fn list(sequence: &Path, manifest: &Manifest) -> Result<Listing, Read
 
 fn positions_json(sequence: &Path) -> Result<Option<Vec<u8>>, ReadError> {
     let path = sequence.join(names::POSITIONS);
-    let mut json = Vec::new();
-    let limit = MAX_POSITIONS_BYTES as u64 + 1;
-    match File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut json)) {
-        Ok(_) => Ok(Some(json)),
+    match sys::read_no_follow(&path, MAX_POSITIONS_BYTES as u64 + 1) {
+        Ok(json) => Ok(Some(json)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(ReadError::io(&path)(error)),
     }
@@ -130,7 +131,7 @@ pub(crate) fn is_cross(manifest: &Manifest, layer: Layer) -> bool {
 /// How many ids are in `tokens`; `None` if there is no such file.
 pub(crate) fn token_ids(sequence: &Path) -> Result<Option<u64>, ReadError> {
     let path = sequence.join(names::TOKENS);
-    match fs::metadata(&path) {
+    match sys::metadata_no_follow(&path) {
         Ok(metadata) => Ok(Some(metadata.len() / ID_BYTES)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(ReadError::io(&path)(error)),
@@ -166,19 +167,21 @@ fn list_layer(
     directory: &Path, layer: Layer, manifest: &Manifest,
 ) -> Result<ListedLayer, ReadError> {
     let failed = ReadError::io(directory);
-    let entries = match fs::read_dir(directory) {
+    let mut opened = match sys::open_directory_no_follow(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(ListedLayer::default()),
-        outcome => outcome.map_err(&failed)?,
+        outcome => {
+            Dir::from_fd(outcome.map_err(&failed)?.into()).map_err(|errno| failed(errno.into()))?
+        }
     };
     let has_window = matches!(manifest.layer_kind(layer), Some(LayerKind::Sliding { .. }));
     let (mut pages, mut tails, mut window_rows) = (Vec::new(), Vec::new(), None);
-    for entry in entries {
-        let entry = entry.map_err(&failed)?;
-        let name = entry.file_name();
-        if has_window && let Some(first) = names::parse_window_rows(name.as_bytes()) {
-            window_rows = window_rows.max(Some((first, entry.path())));
+    for entry in opened.iter() {
+        let entry = entry.map_err(|errno| failed(errno.into()))?;
+        let name = entry.file_name().to_bytes();
+        if has_window && let Some(first) = names::parse_window_rows(name) {
+            window_rows = window_rows.max(Some(first));
         }
-        let kind = names::layer_entry(name.as_bytes());
+        let kind = names::layer_entry(name);
         // Where no page may start, a name that looks like one is something else.
         let (LayerEntry::Page(start) | LayerEntry::Tail(start)) = kind else { continue };
         if PagePlace::new(manifest, layer, start).is_err() {
@@ -198,8 +201,9 @@ fn list_layer(
     let mut listed = ListedLayer { pages, tail, tail_inode, end: 0 };
     listed.end = match window_rows {
         // All that a short window covers lies in one page, and not from its beginning on.
-        Some((first, path)) if listed.pages.is_empty() && listed.tail.is_none() => {
-            let bytes = fs::metadata(&path).map_err(ReadError::io(&path))?.len();
+        Some(first) if listed.pages.is_empty() && listed.tail.is_none() => {
+            let path = directory.join(names::format_window_rows(first));
+            let bytes = sys::metadata_no_follow(&path).map_err(ReadError::io(&path))?.len();
             first.0 + manifest.layer_geometry(layer).rows_in(bytes)
         }
         _ => listed.find_end(directory, layer, manifest)?,
@@ -213,7 +217,7 @@ impl ListedLayer {
         directory: &Path, start: TokenStart,
     ) -> Result<Option<ListedPage>, ReadError> {
         let path = directory.join(names::format_page(start));
-        match fs::metadata(&path) {
+        match sys::metadata_no_follow(&path) {
             Ok(metadata) => Ok(Some(ListedPage { start, inode: metadata.ino(), is_fresh: true })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ReadError::io(&path)(error)),
@@ -226,7 +230,7 @@ impl ListedLayer {
     ) -> Result<u64, ReadError> {
         if let Some(tail) = self.tail {
             let path = directory.join(names::format_tail(tail));
-            let bytes = match fs::metadata(&path) {
+            let bytes = match sys::metadata_no_follow(&path) {
                 Ok(metadata) => metadata.len(),
                 // It was sealed a moment ago.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -240,7 +244,8 @@ impl ListedLayer {
         let path = directory.join(names::format_page(last.start));
         let refused = |error: PageError| ReadError::Refused { path: path.clone(), error };
         let place = PagePlace::new(manifest, layer, last.start).map_err(refused)?;
-        let file = File::open(&path).map_err(ReadError::io(&path))?;
+        let opened = sys::open_no_follow(&path, OFlag::empty());
+        let file = opened.map_err(ReadError::io(&path))?;
         let length = file.metadata().map_err(ReadError::io(&path))?.len();
         let mut first = [0; PAYLOAD_BYTE];
         file.read_exact_at(&mut first, 0).map_err(ReadError::io(&path))?;

@@ -30,13 +30,14 @@
 //! the FUSE inode, not to that of the file below: the daemon would have to serve bytes that nobody
 //! reads.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::{Mmap, MmapMut};
+use nix::fcntl::OFlag;
 
 use super::ReadError;
 use super::buffer::{Buffer, Buffers};
@@ -137,7 +138,8 @@ pub struct LoadedPage {
 impl LoadedPage {
     /// Maps a page that is in the RAM tier.
     pub(super) fn map(path: &Path, place: PagePlace, mapping: Mapping) -> Result<Self, ReadError> {
-        let file = File::open(path).map_err(|error| absent_or(path, place, error))?;
+        let file = sys::open_no_follow(path, OFlag::empty());
+        let file = file.map_err(|error| absent_or(path, place, error))?;
         let metadata = file.metadata().map_err(ReadError::io(path))?;
         let bytes = match mapping {
             Mapping::Shared => sys::map_populated(&file).map(Bytes::Mapped),
@@ -155,7 +157,7 @@ impl LoadedPage {
     ) -> Result<Self, ReadError> {
         let file = match means {
             Means::Direct => open_direct(path),
-            Means::PageCache => File::open(path),
+            Means::PageCache => sys::open_no_follow(path, OFlag::empty()),
         };
         let file = file.map_err(|error| absent_or(path, place, error))?;
         let metadata = file.metadata().map_err(ReadError::io(path))?;
@@ -249,9 +251,10 @@ fn absent_or(path: &Path, place: PagePlace, error: io::Error) -> ReadError {
 
 /// Opens past the page cache, where the filesystem can do that.
 fn open_direct(path: &Path) -> io::Result<File> {
-    let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
-    match direct {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => File::open(path),
+    match sys::open_no_follow(path, OFlag::O_DIRECT) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            sys::open_no_follow(path, OFlag::empty())
+        }
         outcome => outcome,
     }
 }

@@ -1,6 +1,5 @@
 //! An open sequence.
 
-use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -182,7 +181,7 @@ impl Sequence {
     /// [`ReadError::Io`] and [`ReadError::Disconnected`].
     pub fn token_ids(&self) -> Result<Vec<u32>, ReadError> {
         let path = self.tokens_path();
-        let bytes = match fs::read(&path) {
+        let bytes = match sys::read_no_follow(&path, u64::MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             outcome => outcome.map_err(ReadError::io(&path))?,
         };

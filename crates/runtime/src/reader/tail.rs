@@ -1,15 +1,17 @@
 //! The rows of an open page, which only grow: what is known is not read again.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use nix::fcntl::OFlag;
+
 use super::listing::layer_directory;
 use super::{ReadError, Sequence};
 use crate::attention::KvBlock;
 use crate::page::{Geometry, Layer, TokenStart, names};
+use crate::sys;
 
 /// Rows of one layer's tail.
 #[derive(Debug, Default)]
@@ -72,7 +74,7 @@ impl Tail {
         geometry: &Geometry,
     ) -> Result<TailRows, ReadError> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let file = match File::open(path) {
+        let file = match sys::open_no_follow(path, OFlag::empty()) {
             // Sealed, and the next one opened.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(ReadError::Changed(path.to_owned()));

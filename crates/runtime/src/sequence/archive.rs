@@ -5,6 +5,7 @@
 //! files in that order is read here.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Seek as _, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -12,13 +13,14 @@ use std::path::{Component, Path, PathBuf};
 
 use tar::{Archive, Builder, EntryType, Header};
 
+use super::held::named;
 use super::rebuild::{Rebuild, is_recurrent};
 use super::source::attempt;
 use super::{SequenceError, Sequences, beside, files, whole};
 use crate::page::names::{self, LayerEntry};
 use crate::page::{Layer, Manifest};
-use crate::reader::listing::layer_directory;
 use crate::reader::page::Home;
+use crate::sys;
 
 /// A manifest is at most this long.
 const MANIFEST_BYTES_MAX: u64 = crate::page::limits::MAX_MANIFEST_BYTES as u64;
@@ -32,26 +34,32 @@ impl Sequences {
     /// sequence without `tokens`, [`SequenceError::Changed`], and [`SequenceError::Io`] of the sequence or of the stream.
     pub fn state_write(&self, name: &str, to: impl Write) -> Result<(), SequenceError> {
         let _turn = self.begin(name)?;
-        self.write_once(name, to)
+        let to = Target { to, path: Path::new("the stream") };
+        self.write_once(name, to).map_err(|error| named(error, &self.path(name)))
     }
 
-    /// The same into a file, which is written anew where the sequence was changed.
+    /// The same into a file with this path, which is written anew where the sequence was changed.
     ///
     /// # Errors
     /// As [`state_write`](Self::state_write); what is in the file is nothing then.
-    pub fn state_write_file(&self, name: &str, mut to: &File) -> Result<(), SequenceError> {
+    pub fn state_write_file(
+        &self, name: &str, mut to: &File, path: &Path,
+    ) -> Result<(), SequenceError> {
         let _turn = self.begin(name)?;
-        let path = self.path(name);
-        let failed = SequenceError::io(&path);
-        attempt(&path, || {
-            to.set_len(0).and_then(|()| to.rewind()).map_err(&failed)?;
-            self.write_once(name, BufWriter::new(to))
+        attempt(&self.path(name), || {
+            to.set_len(0).and_then(|()| to.rewind()).map_err(SequenceError::io(path))?;
+            self.write_once(name, Target { to: BufWriter::new(to), path })
         })
     }
 
-    fn write_once(&self, name: &str, to: impl Write) -> Result<(), SequenceError> {
+    fn write_once(&self, name: &str, to: Target<'_, impl Write>) -> Result<(), SequenceError> {
+        let path = to.path;
+        self.write_stream(name, to).map_err(|error| of_target(error, path))
+    }
+
+    fn write_stream(&self, name: &str, to: impl Write) -> Result<(), SequenceError> {
         let listed = self.list(name)?;
-        if !listed.path.join(names::TOKENS).is_file() {
+        if !listed.held().join(names::TOKENS).is_file() {
             let why = format!("{} has no {}", listed.path.display(), names::TOKENS);
             return Err(SequenceError::State(why));
         }
@@ -79,23 +87,8 @@ impl Sequences {
             append(archive, Path::new(names::POSITIONS), json.as_bytes()).map_err(&failed)?;
         }
         for layer in (0..self.manifest.geometry().num_layers()).map(Layer) {
-            let directory = layer_directory(&from.from.held(), layer);
-            let inside = PathBuf::from(names::format_layer(layer));
-            let mut append_file = |name: OsString| {
-                let path = directory.join(&name);
-                append_file(archive, &inside.join(name), &path)
-            };
-            if is_recurrent(&self.manifest, layer) {
-                states(&directory, from.end)?.into_iter().try_for_each(&mut append_file)?;
-                continue;
-            }
-            let rows = beside::window_rows(&from.from.held(), &self.manifest, layer, from.end)?;
-            rows.into_iter().try_for_each(&mut append_file)?;
-            let (pages, tail) = from.rows(&self.manifest, layer)?;
-            pages.into_iter().try_for_each(|page| append_file(names::format_page(page).into()))?;
-            if let Some((start, rows)) = tail {
-                let path = inside.join(names::format_tail(start));
-                append(archive, &path, &rows).map_err(&failed)?;
+            if let Some(directory) = from.from.layer(layer)? {
+                directory.within(|path| self.write_layer(from, archive, (layer, path)))?;
             }
         }
         for name in beside::checkpoints(&from.from.held(), from.end)? {
@@ -103,6 +96,27 @@ impl Sequences {
             append_file(archive, Path::new(&name), &path)?;
         }
         Ok(())
+    }
+
+    fn write_layer(
+        &self, from: &Rebuild<'_>, archive: &mut Builder<impl Write>,
+        (layer, directory): (Layer, &Path),
+    ) -> Result<(), SequenceError> {
+        let inside = PathBuf::from(names::format_layer(layer));
+        let mut append_file = |name: OsString| {
+            let path = directory.join(&name);
+            append_file(archive, &inside.join(name), &path)
+        };
+        if is_recurrent(&self.manifest, layer) {
+            return states(directory, from.end)?.into_iter().try_for_each(append_file);
+        }
+        let rows = beside::window_rows(directory, &self.manifest, layer, from.end)?;
+        rows.into_iter().try_for_each(&mut append_file)?;
+        let (pages, tail) = from.rows(&self.manifest, layer, directory)?;
+        pages.into_iter().try_for_each(|page| append_file(names::format_page(page).into()))?;
+        let Some((start, rows)) = tail else { return Ok(()) };
+        let path = inside.join(names::format_tail(start));
+        append(archive, &path, &rows).map_err(SequenceError::io(&from.from.path))
     }
 
     /// Makes a sequence of a state, or fills an empty one.
@@ -128,19 +142,18 @@ impl Sequences {
         &self, name: &str, fill: impl FnOnce(&Path) -> Result<(), SequenceError>,
     ) -> Result<(), SequenceError> {
         let _turn = self.begin(name)?;
-        let path = self.path(name);
-        let is_there = path.try_exists().map_err(SequenceError::io(&path))?;
+        let is_there = self.has(name)?;
         if is_there && self.list(name)?.rows > 0 {
             return Err(SequenceError::Exists(name.to_owned()));
         }
         let work = self.work_path(name);
         let make = || {
-            if is_there {
-                files::make_like(&path, &work)?;
+            let made = if is_there {
+                files::make_like(&self.path(name), &work)?
             } else {
-                fs::create_dir(&work).map_err(SequenceError::io(&work))?;
-            }
-            fill(&work)
+                files::make(&work)?
+            };
+            made.within(fill)
         };
         self.take_over(make(), name, is_there)
     }
@@ -249,6 +262,50 @@ fn broken(error: &io::Error, is_known: bool) -> SequenceError {
     SequenceError::State(why)
 }
 
+/// What a state is written to.
+struct Target<'a, W> {
+    to: W,
+    /// For people.
+    path: &'a Path,
+}
+
+impl<W: Write> Write for Target<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.to.write(bytes).map_err(Unwritten::wrap)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush().map_err(Unwritten::wrap)
+    }
+}
+
+/// An error of what is written to: one and the same call reads the sequence.
+#[derive(Debug)]
+struct Unwritten(io::Error);
+
+impl Unwritten {
+    fn wrap(error: io::Error) -> io::Error {
+        io::Error::new(error.kind(), Self(error))
+    }
+}
+
+impl fmt::Display for Unwritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Unwritten {}
+
+/// An error with the path of what is written to, if it is of that.
+fn of_target(error: SequenceError, target: &Path) -> SequenceError {
+    let SequenceError::Io { path, error } = error else { return error };
+    match error.downcast::<Unwritten>() {
+        Ok(Unwritten(error)) => SequenceError::Io { path: target.to_owned(), error },
+        Err(error) => SequenceError::Io { path, error },
+    }
+}
+
 fn append(archive: &mut Builder<impl Write>, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut header = Header::new_gnu();
     header.set_size(bytes.len() as u64);
@@ -262,7 +319,7 @@ fn append_file(
     archive: &mut Builder<impl Write>, inside: &Path, path: &Path,
 ) -> Result<(), SequenceError> {
     let failed = SequenceError::io(path);
-    let file = File::open(path).map_err(&failed)?;
+    let file = sys::open_regular_no_follow(path).map_err(&failed)?;
     let found = file.metadata().map_err(&failed)?;
     let mut header = Header::new_gnu();
     header.set_metadata(&found);

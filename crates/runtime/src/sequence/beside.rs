@@ -39,15 +39,15 @@ pub(super) fn checkpoints(sequence: &Path, end: u64) -> Result<Vec<OsString>, Se
     wanted(sequence, |name| names::parse_checkpoints(name).is_some_and(|tokens| tokens.0 <= end))
 }
 
-/// The files with rows of a layer's window, of a sequence of `end` tokens.
+/// The files with rows of a layer's window in its directory, of a sequence of `end` tokens.
 pub(super) fn window_rows(
-    sequence: &Path, manifest: &Manifest, layer: Layer, end: u64,
+    directory: &Path, manifest: &Manifest, layer: Layer, end: u64,
 ) -> Result<Vec<OsString>, SequenceError> {
     if window(manifest, layer).is_none() {
         return Ok(Vec::new());
     }
     let is_wanted = |name: &[u8]| names::parse_window_rows(name).is_some_and(|first| first.0 < end);
-    wanted(&layer_directory(sequence, layer), is_wanted)
+    wanted(directory, is_wanted)
 }
 
 /// From which token on a layer has to have pages, where a file has the rows of its window before that.
@@ -60,7 +60,7 @@ pub(super) fn first_in_pages(
         return Ok(0);
     }
     let path = layer_directory(sequence, layer).join(names::format_window_rows(first));
-    let Ok(found) = fs::metadata(&path) else { return Ok(0) };
+    let Ok(found) = fs::symlink_metadata(&path) else { return Ok(0) };
     let end = rows_end(first, manifest, tokens);
     let bytes = (end - first.0) * manifest.layer_geometry(layer).row_bytes();
     if found.len() == bytes {

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use super::files::{self, Turn};
+use super::files;
 use super::rebuild::Rebuild;
 use super::source::{Listed, attempt};
+use super::turn::Turn;
 use super::{SequenceError, Sequences, check_name};
 use crate::page::{Layer, PageError, Positions, names};
-use crate::reader::listing::{self, layer_directory};
+use crate::reader::listing::{self, ListedPage};
 use crate::reader::page::Home;
 
 /// Nobody has written to a sequence for so long when it changes its directory.
@@ -82,11 +83,12 @@ impl Sequences {
             if listing::is_cross(&self.manifest, Layer(index)) {
                 continue;
             }
-            let directory = layer_directory(&listed.held(), Layer(index));
-            for page in &layer.pages {
-                if !positions.has_any(page.start.0..page.start.0 + page_tokens) {
-                    removed.push(directory.join(names::format_page(page.start)));
-                }
+            let has_none =
+                |page: &&ListedPage| !positions.has_any(page.start.0..page.start.0 + page_tokens);
+            let empty = layer.pages.iter().filter(has_none);
+            let gone: Vec<_> = empty.map(|page| names::format_page(page.start)).collect();
+            if !gone.is_empty() {
+                removed.extend(listed.layer(Layer(index))?.map(|directory| (directory, gone)));
             }
         }
         files::remove_all(&removed, self.home)

@@ -3,31 +3,16 @@
 use std::fs::{self, DirEntry, File, Metadata, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::SequenceError;
+use super::held::Held;
 use crate::page::names;
 use crate::reader::page::Home;
 use crate::sys;
-
-/// The turn of one operation; ends when it is dropped.
-#[derive(Debug)]
-pub(super) struct Turn {
-    _directory: File,
-}
-
-impl Turn {
-    /// Waits for the turns of others in this directory.
-    pub(super) fn wait(directory: &Path) -> Result<Self, SequenceError> {
-        let failed = SequenceError::io(directory);
-        let opened = File::open(directory).map_err(&failed)?;
-        opened.lock().map_err(&failed)?;
-        Ok(Self { _directory: opened })
-    }
-}
 
 /// What is in a directory; nothing if it is not there.
 pub(super) fn entries(directory: &Path) -> Result<Vec<DirEntry>, SequenceError> {
@@ -37,9 +22,10 @@ pub(super) fn entries(directory: &Path) -> Result<Vec<DirEntry>, SequenceError> 
     }
 }
 
-/// Makes what is in a file or directory survive a crash.
+/// Makes what is in a directory survive a crash.
 pub(super) fn sync(path: &Path) -> Result<(), SequenceError> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(SequenceError::io(path))
+    let opened = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(path);
+    opened.and_then(|file| file.sync_all()).map_err(SequenceError::io(path))
 }
 
 /// Writes a new file, with the owner and permissions of the first of some that is there: whoever may not read these may
@@ -47,7 +33,7 @@ pub(super) fn sync(path: &Path) -> Result<(), SequenceError> {
 pub(super) fn write_like(
     models: &[PathBuf], path: &Path, bytes: &[u8], durable: bool,
 ) -> Result<(), SequenceError> {
-    let like = models.iter().find_map(|model| fs::metadata(model).ok());
+    let like = models.iter().find_map(|model| sys::metadata_no_follow(model).ok());
     let write = || -> io::Result<()> {
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
         if let Some(like) = like {
@@ -131,7 +117,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SequenceError> {
 
 /// Device and inode of what has a name.
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Two directories change names.
@@ -153,15 +139,16 @@ pub(super) fn are_shared(one: &Path, other: &Path) -> Result<bool, SequenceError
     }
     for entry in ours {
         let (path, twin) = (entry.path(), other.join(entry.file_name()));
-        let found = fs::metadata(&path).map_err(SequenceError::io(&path))?;
-        let Ok(twin_found) = fs::metadata(&twin) else { return Ok(false) };
+        let found = fs::symlink_metadata(&path).map_err(SequenceError::io(&path))?;
+        let Ok(twin_found) = fs::symlink_metadata(&twin) else { return Ok(false) };
         let is_same = if found.is_dir() {
             twin_found.is_dir() && are_shared(&path, &twin)?
         } else {
             (found.dev(), found.ino()) == (twin_found.dev(), twin_found.ino())
-                || found.len() == twin_found.len()
-                    && fs::read(&path).map_err(SequenceError::io(&path))?
-                        == fs::read(&twin).map_err(SequenceError::io(&twin))?
+                || found.is_file()
+                    && twin_found.is_file()
+                    && found.len() == twin_found.len()
+                    && read(&path)? == read(&twin)?
         };
         if !is_same {
             return Ok(false);
@@ -170,19 +157,22 @@ pub(super) fn are_shared(one: &Path, other: &Path) -> Result<bool, SequenceError
     Ok(true)
 }
 
-/// Removes files; they are gone after a crash, too. One that somebody else has removed is no error.
-pub(super) fn remove_all(paths: &[PathBuf], home: Home) -> Result<(), SequenceError> {
-    for path in paths {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            outcome => outcome.map_err(SequenceError::io(path))?,
-        }
+fn read(path: &Path) -> Result<Vec<u8>, SequenceError> {
+    sys::read_no_follow(path, u64::MAX).map_err(SequenceError::io(path))
+}
+
+/// Removes files of directories; they are gone after a crash, too. One that somebody else has removed is no error.
+pub(super) fn remove_all(gone: &[(Held, Vec<String>)], home: Home) -> Result<(), SequenceError> {
+    let remove = |path: PathBuf| match fs::remove_file(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        outcome => outcome.map_err(SequenceError::io(&path)),
+    };
+    for (directory, names) in gone {
+        directory.within(|path| names.iter().try_for_each(|name| remove(path.join(name))))?;
     }
-    let mut directories: Vec<_> = paths.iter().filter_map(|path| path.parent()).collect();
-    directories.dedup();
     // In a mount one sync is enough.
-    let enough = if home == Home::Directory { directories.len() } else { 1 };
-    directories.into_iter().take(enough).try_for_each(sync)
+    let enough = if home == Home::Directory { gone.len() } else { 1 };
+    gone.iter().take(enough).try_for_each(|(directory, _)| directory.within(sync))
 }
 
 /// Removes a directory with all that is in it, if it is there.
@@ -194,25 +184,34 @@ pub(super) fn remove_tree(directory: &Path) -> Result<(), SequenceError> {
 }
 
 /// Makes a directory with the owner, permissions and attributes of another one.
-pub(super) fn make_like(model: &Path, directory: &Path) -> Result<(), SequenceError> {
+pub(super) fn make_like(model: &Path, directory: &Path) -> Result<Held, SequenceError> {
     let failed = SequenceError::io(directory);
-    let like = fs::metadata(model).map_err(SequenceError::io(model))?;
-    fs::create_dir(directory).map_err(&failed)?;
-    let made = fs::metadata(directory).map_err(&failed)?;
-    if (made.uid(), made.gid()) != (like.uid(), like.gid()) {
-        chown(directory, Some(like.uid()), Some(like.gid())).map_err(&failed)?;
+    let like = Held::open(model).map_err(SequenceError::io(model))?;
+    let found = like.metadata().map_err(SequenceError::io(model))?;
+    let made = make(directory)?;
+    let own = made.metadata().map_err(&failed)?;
+    if (own.uid(), own.gid()) != (found.uid(), found.gid()) {
+        fchown(made.file(), Some(found.uid()), Some(found.gid())).map_err(&failed)?;
     }
-    fs::set_permissions(directory, like.permissions()).map_err(&failed)?;
-    sys::copy_extended_attributes(model, directory).map_err(&failed)
+    made.file().set_permissions(found.permissions()).map_err(&failed)?;
+    sys::copy_extended_attributes(&like.path(), &made.path()).map_err(&failed)?;
+    Ok(made)
+}
+
+/// Makes a directory.
+pub(super) fn make(directory: &Path) -> Result<Held, SequenceError> {
+    fs::create_dir(directory)
+        .and_then(|()| Held::open(directory))
+        .map_err(SequenceError::io(directory))
 }
 
 /// Gives all files below a directory another name below a new one.
-pub(super) fn link_tree(from: &Path, to: &Path) -> Result<(), SequenceError> {
-    make_like(from, to)?;
-    for entry in entries(from)? {
-        link(&entry, to)?;
-    }
-    Ok(())
+fn link_tree(from: &Path, to: &Path) -> Result<(), SequenceError> {
+    let from = Held::open(from).map_err(SequenceError::io(from))?;
+    from.within(|from| {
+        make_like(from, to)?
+            .within(|to| entries(from)?.iter().try_for_each(|entry| link(entry, to)))
+    })
 }
 
 /// Gives what is in a directory another name in a new one.

@@ -47,12 +47,18 @@ mod beside;
 mod change;
 mod error;
 mod files;
+mod held;
 mod range;
 mod rebuild;
 mod revision;
 mod source;
+mod turn;
 mod whole;
 
+#[cfg(test)]
+mod tests;
+
+use std::io;
 use std::ops::{Range, RangeBounds};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -60,14 +66,16 @@ use std::thread::{Builder, JoinHandle};
 
 pub use error::SequenceError;
 pub use revision::begin_revision;
+pub use turn::tell_of_waits;
 
 use crate::page::{Layer, LayerKind, Manifest, Positions, names};
 use crate::reader::layer_scan::Rules;
 use crate::reader::listing::{self, layer_directory};
 use crate::reader::page::Home;
+use crate::sys;
 use range::{bounds, outside};
 use rebuild::Rebuild;
-use source::{Listed, attempt, named};
+use source::{Listed, attempt};
 
 /// The sequences of a model.
 #[derive(Debug, Clone)]
@@ -85,7 +93,9 @@ impl Sequences {
     pub fn open(model: &Path) -> Result<Self, SequenceError> {
         let directory = model.join(names::SEQUENCES);
         let (manifest, home) = listing::manifest(&directory.join("any"))?;
-        Ok(Self { directory, manifest, home })
+        let sequences = Self { directory, manifest, home };
+        is_there(&sequences.directory)?;
+        Ok(sequences)
     }
 
     /// The model's manifest.
@@ -210,7 +220,7 @@ impl Sequences {
         attempt(&self.path(from), || {
             let listed = self.list(from)?;
             let (stands, end) = select(&listed)?;
-            let is_there = self.path(to).try_exists().map_err(SequenceError::io(&self.path(to)))?;
+            let is_there = self.has(to)?;
             if is_there && self.list(to)?.rows > 0 {
                 return Err(SequenceError::Exists(to.to_owned()));
             }
@@ -315,20 +325,23 @@ impl Sequences {
         let _turn = self.begin(name)?;
         let listed = self.list(name)?;
         let page_tokens = u64::from(self.manifest.geometry().page_tokens());
-        let mut dropped = Vec::new();
+        let (mut dropped, mut count) = (Vec::new(), 0);
         for (layer, pages) in self.sliding_layers(&listed) {
             let rules = Rules::new(layer, &self.manifest, &listed.listing.positions, listed.rows);
-            let directory = layer_directory(&listed.held(), layer);
-            for page in &pages.pages {
+            let is_passed = |page: &&listing::ListedPage| {
                 // The last one may be short, and tells how long the layer is.
                 let rows = page.start.0..page.start.0 + page_tokens;
-                if rows.end <= listed.rows && rules.has_passed(rows) {
-                    dropped.push(directory.join(names::format_page(page.start)));
-                }
+                rows.end <= listed.rows && rules.has_passed(rows)
+            };
+            let passed = pages.pages.iter().filter(is_passed);
+            let passed: Vec<_> = passed.map(|page| names::format_page(page.start)).collect();
+            if !passed.is_empty() {
+                count += passed.len() as u64;
+                dropped.extend(listed.layer(layer)?.map(|directory| (directory, passed)));
             }
         }
-        files::remove_all(&dropped, self.home).map_err(|error| named(error, &listed.path))?;
-        Ok(dropped.len() as u64)
+        files::remove_all(&dropped, self.home)?;
+        Ok(count)
     }
 
     /// The last snapshot of a recurrent layer: the tokens that it has seen, and the file. An engine
@@ -350,6 +363,11 @@ impl Sequences {
         Ok(latest)
     }
 
+    /// Whether there is a sequence of that name.
+    fn has(&self, name: &str) -> Result<bool, SequenceError> {
+        is_there(&self.path(name))
+    }
+
     fn sliding_layers<'a>(
         &'a self, listed: &'a Listed,
     ) -> impl Iterator<Item = (Layer, &'a listing::ListedLayer)> {
@@ -358,6 +376,14 @@ impl Sequences {
         all.filter(|(layer, _)| {
             matches!(self.manifest.layer_kind(*layer), Some(LayerKind::Sliding { .. }))
         })
+    }
+}
+
+/// Whether a name is taken, which is no symbolic link.
+fn is_there(path: &Path) -> Result<bool, SequenceError> {
+    match sys::metadata_no_follow(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        found => found.map(|_| true).map_err(SequenceError::io(path)),
     }
 }
 

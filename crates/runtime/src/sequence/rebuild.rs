@@ -1,6 +1,6 @@
 //! A sequence made of another one's rows: pages are shared, tails and token ids are copied.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -9,6 +9,7 @@ use std::path::Path;
 use super::beside::Staying;
 use super::source::Listed;
 use super::{SequenceError, Sequences, files};
+use crate::page::limits::MAX_FILE_BYTES;
 use crate::page::names::{self, LayerEntry};
 use crate::page::{
     Geometry, Layer, LayerKind, Manifest, PageView, Positions, PrefixHash, StatePlace, TokenStart,
@@ -17,6 +18,7 @@ use crate::page::{
 use crate::reader::ReadError;
 use crate::reader::layer_scan::Rules;
 use crate::reader::listing::{ListedLayer, layer_directory};
+use crate::sys;
 
 /// Bytes of a state's header.
 const HEADER_BYTES: u64 = 4096;
@@ -38,13 +40,16 @@ pub(super) struct Rebuild<'a> {
 impl Rebuild<'_> {
     /// Makes directory `to`; it is durable then.
     pub(super) fn run(&self, sequences: &Sequences, to: &Path) -> Result<(), SequenceError> {
-        let durable = sequences.durable();
-        let from = &self.from.held();
         if self.keeps_layers && self.end > 0 && self.end < self.from.rows {
             self.check_states(&sequences.manifest)?;
             self.check_windows(&sequences.manifest)?;
         }
-        files::make_like(from, to)?;
+        files::make_like(&self.from.held(), to)?.within(|to| self.fill(sequences, to))
+    }
+
+    fn fill(&self, sequences: &Sequences, to: &Path) -> Result<(), SequenceError> {
+        let durable = sequences.durable();
+        let from = &self.from.held();
         // Before `tokens`, or somebody might find by its prefix what does not follow from it.
         if let Some(json) = self.positions.to_json() {
             let models = files::models_of_positions(from);
@@ -83,9 +88,9 @@ impl Rebuild<'_> {
                 .iter()
                 .find(|page| page.start.0 < self.end && rows(page.start.0).contains(&self.end));
             if let Some(page) = divided {
-                let directory = layer_directory(&self.from.held(), layer);
+                let path = layer_directory(&self.from.held(), layer);
                 // An open brings a page back as a whole; an error is told by the one that reads.
-                drop(File::open(directory.join(names::format_page(page.start))));
+                drop(sys::open_regular_no_follow(&path.join(names::format_page(page.start))));
             }
         }
     }
@@ -97,15 +102,14 @@ impl Rebuild<'_> {
     /// The ids of the tokens that stay, if the sequence tells them.
     pub(super) fn token_ids(&self) -> Result<Option<Vec<u8>>, SequenceError> {
         let path = self.from.held().join(names::TOKENS);
-        let mut ids = match fs::read(&path) {
+        let bytes = self.end * ID_BYTES;
+        let ids = match sys::read_no_follow(&path, bytes) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             outcome => outcome.map_err(SequenceError::io(&path))?,
         };
-        let bytes = usize::try_from(self.end * ID_BYTES).unwrap_or(usize::MAX);
-        if ids.len() < bytes {
+        if (ids.len() as u64) < bytes {
             return Err(self.from.changed("its tokens became fewer"));
         }
-        ids.truncate(bytes);
         Ok(Some(ids))
     }
 
@@ -159,7 +163,7 @@ impl Rebuild<'_> {
         let row = TokenStart(self.end);
         let path = layer_directory(&self.from.held(), layer).join(names::format_state(row));
         let failed = SequenceError::io(&path);
-        let file = match File::open(&path) {
+        let file = match sys::open_regular_no_follow(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             outcome => outcome.map_err(&failed)?,
         };
@@ -177,25 +181,34 @@ impl Rebuild<'_> {
     fn layer(
         &self, sequences: &Sequences, to: &Path, layer: Layer, durable: bool,
     ) -> Result<(), SequenceError> {
-        let from = layer_directory(&self.from.held(), layer);
-        let to = layer_directory(to, layer);
-        files::make_like(&from, &to)?;
+        let Some(from) = self.from.layer(layer)? else {
+            return Err(self.from.changed("a layer of it was removed"));
+        };
+        from.within(|from| {
+            files::make_like(from, &layer_directory(to, layer))?
+                .within(|to| self.fill_layer(sequences, (from, to), layer, durable))
+        })
+    }
+
+    fn fill_layer(
+        &self, sequences: &Sequences, (from, to): (&Path, &Path), layer: Layer, durable: bool,
+    ) -> Result<(), SequenceError> {
         let (manifest, is_recurrent) =
             (&sequences.manifest, is_recurrent(&sequences.manifest, layer));
-        for entry in files::entries(&from)? {
+        for entry in files::entries(from)? {
             let name = entry.file_name();
             match names::layer_entry(name.as_bytes()) {
                 LayerEntry::Page(_) | LayerEntry::Tail(_) => {}
                 LayerEntry::State(tokens) if is_recurrent && tokens.0 > self.end => {}
                 LayerEntry::Other
                     if !self.staying().keeps_in_layer(name.as_bytes(), manifest, layer) => {}
-                _ => files::link(&entry, &to)?,
+                _ => files::link(&entry, to)?,
             }
         }
         if is_recurrent {
             return Ok(());
         }
-        let (pages, tail) = self.rows(&sequences.manifest, layer)?;
+        let (pages, tail) = self.rows(&sequences.manifest, layer, from)?;
         for page in pages {
             let name = names::format_page(page);
             let path = from.join(&name);
@@ -204,21 +217,27 @@ impl Rebuild<'_> {
         if let Some((start, rows)) = tail {
             let name = names::format_tail(start);
             let page = from.join(names::format_page(start));
-            files::write_like(&[from.join(&name), page, from], &to.join(&name), &rows, durable)?;
+            files::write_like(
+                &[from.join(&name), page, from.to_owned()],
+                &to.join(&name),
+                &rows,
+                durable,
+            )?;
         }
-        if durable { files::sync(&to) } else { Ok(()) }
+        if durable { files::sync(to) } else { Ok(()) }
     }
 
-    /// Pages of a layer that stay as they are, and the rows behind them.
-    pub(super) fn rows(&self, manifest: &Manifest, layer: Layer) -> Result<Rows, SequenceError> {
+    /// Pages of a layer, of that directory, that stay as they are, and the rows behind them.
+    pub(super) fn rows(
+        &self, manifest: &Manifest, layer: Layer, directory: &Path,
+    ) -> Result<Rows, SequenceError> {
         let listed = &self.from.listing.layers[layer.0 as usize];
-        let directory = layer_directory(&self.from.held(), layer);
         if manifest.layer_kind(layer) == Some(LayerKind::Cross) {
             // No operation on tokens is about what the encoder made.
             let all = Rebuild { positions: &Positions::default(), end: listed.end, ..*self };
-            return all.pages(&manifest.layer_geometry(layer), listed, &directory);
+            return all.pages(&manifest.layer_geometry(layer), listed, directory);
         }
-        self.pages(&manifest.layer_geometry(layer), listed, &directory)
+        self.pages(&manifest.layer_geometry(layer), listed, directory)
     }
 
     fn pages(
@@ -245,14 +264,14 @@ impl Rebuild<'_> {
             return Ok((stay, None));
         };
         let path = from.join(names::format_tail(start));
-        let rows = match fs::read(&path) {
+        let count = self.end - start.0;
+        let rows = match sys::read_no_follow(&path, count * geometry.row_bytes()) {
             // It became a page since it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 rows_of_page(&from.join(names::format_page(start)), geometry)?.0
             }
             outcome => outcome.map_err(SequenceError::io(&path))?,
         };
-        let count = self.end - start.0;
         if (rows.len() as u64) < count * geometry.row_bytes() {
             return Err(self.from.changed("a tail of it was emptied"));
         }
@@ -270,7 +289,7 @@ pub(super) fn is_recurrent(manifest: &Manifest, layer: Layer) -> bool {
 
 /// The rows of a page as a tail has them, and how many there are.
 fn rows_of_page(path: &Path, geometry: &Geometry) -> Result<(Vec<u8>, u64), SequenceError> {
-    let bytes = fs::read(path).map_err(SequenceError::io(path))?;
+    let bytes = sys::read_no_follow(path, MAX_FILE_BYTES).map_err(SequenceError::io(path))?;
     let view = PageView::parse(&bytes, geometry)
         .map_err(|error| ReadError::Refused { path: path.to_owned(), error })?;
     Ok((unpack_rows(&view), u64::from(view.tokens())))
@@ -308,7 +327,7 @@ impl Sequences {
     pub(super) fn is_copy(&self, copy: &str, of: &str) -> Result<bool, SequenceError> {
         let (one, other) = (self.list(copy)?, self.list(of)?);
         let is_alike = one.rows == other.rows && one.listing.positions == other.listing.positions;
-        Ok(is_alike && files::are_shared(&one.path, &other.path)?)
+        Ok(is_alike && files::are_shared(&one.held(), &other.held())?)
     }
 }
 

@@ -9,9 +9,12 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::files::{self, Turn};
+use super::files;
+use super::turn::Turn;
 use super::{SequenceError, Sequences};
+use crate::page::limits::MAX_MANIFEST_BYTES;
 use crate::page::{Manifest, ManifestFields, names};
+use crate::sys;
 
 /// Gives the model in directory `MOUNT/models/NAME` another revision of its weights, and no sequences. Its owner,
 /// permissions and limits stay. Returns the new manifest, or nothing if the model has this revision; then it keeps
@@ -54,7 +57,7 @@ pub fn begin_revision(model: &Path, revision: &str) -> Result<Option<Manifest>, 
 /// Removes what an interrupted change of the revision has left.
 fn remove_left(left: &Path, manifest: &Manifest) -> Result<(), SequenceError> {
     let path = left.join(names::MANIFEST);
-    let found = match fs::read(&path) {
+    let found = match sys::read_no_follow(&path, MAX_MANIFEST_BYTES as u64) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         outcome => Some(outcome.map_err(SequenceError::io(&path))?),
     };
@@ -71,9 +74,10 @@ fn remove_left(left: &Path, manifest: &Manifest) -> Result<(), SequenceError> {
 }
 
 fn make(like: &Path, to: &Path, manifest: &Manifest) -> Result<(), SequenceError> {
-    files::make_like(like, to)?;
-    let models = [like.join(names::MANIFEST), like.to_owned()];
-    files::publish(to, names::MANIFEST, &models, manifest.to_json().as_bytes())?;
-    files::make_like(&like.join(names::SEQUENCES), &to.join(names::SEQUENCES))?;
-    files::sync(to)
+    files::make_like(like, to)?.within(|to| {
+        let models = [like.join(names::MANIFEST), like.to_owned()];
+        files::publish(to, names::MANIFEST, &models, manifest.to_json().as_bytes())?;
+        files::make_like(&like.join(names::SEQUENCES), &to.join(names::SEQUENCES))?;
+        files::sync(to)
+    })
 }

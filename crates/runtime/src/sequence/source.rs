@@ -4,18 +4,18 @@
 //! sequence. So whoever has read looks again at the end. The directory stays open until then, so that no other
 //! can have its inode number.
 
-use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use super::held::{Held, named};
 use super::{SequenceError, Sequences, check_name};
 use crate::page::{Layer, Manifest, TokenStart, names};
 use crate::reader::ReadError;
 use crate::reader::listing::{self, ListedLayer, Listing, layer_directory};
+use crate::sys;
 
 /// Times that an operation begins, at most, on a sequence that others change.
 pub(super) const ATTEMPTS: u32 = 5;
@@ -26,9 +26,6 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// An append that has not come to its end after so long is one that was interrupted.
 const APPEND: Duration = Duration::from_millis(50);
 
-/// Where the kernel shows what this program has open.
-const HELD: &str = "/proc/self/fd";
-
 /// A sequence as it was listed.
 #[derive(Debug)]
 pub(crate) struct Listed {
@@ -36,7 +33,7 @@ pub(crate) struct Listed {
     pub(super) listing: Listing,
     /// Tokens whose rows and ids are there.
     pub(super) rows: u64,
-    directory: File,
+    directory: Held,
     marks: Marks,
 }
 
@@ -59,18 +56,18 @@ struct LayerMarks {
 
 impl Listed {
     fn look(path: &Path, manifest: &Manifest) -> Result<Self, SequenceError> {
-        let directory = match File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        let is_none = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        };
+        let directory = match Held::open(path) {
+            Err(error) if is_none(&error) => {
                 return Err(SequenceError::NoSuchSequence(path.to_owned()));
             }
             outcome => outcome.map_err(SequenceError::io(path))?,
         };
         let found = directory.metadata().map_err(SequenceError::io(path))?;
-        if !found.is_dir() {
-            return Err(SequenceError::NoSuchSequence(path.to_owned()));
-        }
         // Of this directory, also where another one takes its name meanwhile.
-        let held = held(&directory);
+        let held = directory.path();
         let listing = listing::list(&held, manifest)?;
         let rows = listing.valid_tokens(&held, manifest)?;
         let layers = (0..).map(Layer).zip(&listing.layers);
@@ -85,7 +82,12 @@ impl Listed {
 
     /// A path that leads into this directory, whatever has its name by now.
     pub(super) fn held(&self) -> PathBuf {
-        held(&self.directory)
+        self.directory.path()
+    }
+
+    /// The directory of one of its layers, if it is there.
+    pub(super) fn layer(&self, layer: Layer) -> Result<Option<Held>, SequenceError> {
+        self.directory.open_inside(&names::format_layer(layer))
     }
 
     /// Fails unless what is at `path` by now is this sequence, and nothing in it has changed.
@@ -153,10 +155,6 @@ impl Listed {
     }
 }
 
-fn held(directory: &File) -> PathBuf {
-    Path::new(HELD).join(directory.as_raw_fd().to_string())
-}
-
 impl LayerMarks {
     fn of(sequence: &Path, layer: Layer, listed: &ListedLayer) -> Result<Self, SequenceError> {
         let path = layer_directory(sequence, layer);
@@ -170,7 +168,7 @@ impl LayerMarks {
 
 /// Inode and length, if it is there.
 fn mark(path: &Path) -> Result<Option<(u64, u64)>, SequenceError> {
-    match fs::metadata(path) {
+    match sys::metadata_no_follow(path) {
         Ok(found) => Ok(Some((found.ino(), found.len()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(SequenceError::io(path)(error)),
@@ -245,31 +243,6 @@ pub(super) fn attempt<T>(
     Err(SequenceError::Changed { name, attempts: ATTEMPTS, what: last })
 }
 
-/// An error with the path that people know of what was found in the directory of a sequence, which was
-/// [held](Listed::held) open.
-pub(super) fn named(error: SequenceError, sequence: &Path) -> SequenceError {
-    let known = |path: PathBuf| match path.strip_prefix(HELD) {
-        Ok(inside) => sequence.join(inside.components().skip(1).collect::<PathBuf>()),
-        Err(_) => path,
-    };
-    match error {
-        SequenceError::Io { path, error } => SequenceError::Io { path: known(path), error },
-        SequenceError::Read(ReadError::Io { path, error }) => {
-            SequenceError::Read(ReadError::Io { path: known(path), error })
-        }
-        SequenceError::Read(ReadError::Refused { path, error }) => {
-            SequenceError::Read(ReadError::Refused { path: known(path), error })
-        }
-        SequenceError::Read(ReadError::Changed(path)) => {
-            SequenceError::Read(ReadError::Changed(known(path)))
-        }
-        SequenceError::Read(ReadError::Disconnected(path)) => {
-            SequenceError::Read(ReadError::Disconnected(known(path)))
-        }
-        other => other,
-    }
-}
-
 /// Whether a file that was listed is not there.
 fn is_absent(error: &SequenceError) -> bool {
     match error {
@@ -308,25 +281,5 @@ mod tests {
         let mut names = ["a", "b"].iter().cycle();
         let others = attempt(sequence, || Err::<(), _>(absent(names.next().unwrap())));
         assert!(matches!(others, Err(SequenceError::Changed { attempts: ATTEMPTS, .. })));
-    }
-
-    #[test]
-    fn errors_name_files_as_people_know_them() {
-        let sequence = Path::new("/mnt/models/m/sequences/chat");
-        for (found, told) in [
-            ("/proc/self/fd/17/000/0000000.tail", "/mnt/models/m/sequences/chat/000/0000000.tail"),
-            ("/mnt/models/m/manifest.json", "/mnt/models/m/manifest.json"),
-        ] {
-            let error = || io::Error::from_raw_os_error(libc::EIO);
-            let errors = [
-                SequenceError::Io { path: found.into(), error: error() },
-                SequenceError::Read(ReadError::Io { path: found.into(), error: error() }),
-                SequenceError::Read(ReadError::Disconnected(found.into())),
-            ];
-            for error in errors {
-                let text = named(error, sequence).to_string();
-                assert!(text.contains(told) && !text.contains(HELD), "{text}");
-            }
-        }
     }
 }

@@ -1,7 +1,6 @@
 //! A trace, read as a stream: what is kept is four bytes for each use of a block.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
@@ -9,6 +8,7 @@ use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 
 use crate::cli::history::shown;
+use crate::cli::settings::open_regular;
 use crate::page::printable;
 
 /// A line with a million ids has 10 MB.
@@ -49,7 +49,7 @@ struct Line {
 impl Trace {
     /// Reads a file, as many requests as are wanted. The error says in which line it is wrong.
     pub(super) fn read(path: &Path, requests_max: usize) -> Result<Trace, String> {
-        let file = File::open(path).map_err(|error| format!("{}: {error}", shown(path)))?;
+        let file = open_regular(path).map_err(|error| format!("{}: {error}", shown(path)))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let name = printable(name.split('.').next().unwrap_or_default().chars());
         let outcome = if path.extension().is_some_and(|extension| extension == "gz") {

@@ -1,0 +1,64 @@
+//! Operations on the sequences of a model take turns.
+
+use std::fs::{File, TryLockError};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread::{self, Builder};
+use std::time::Duration;
+
+use super::SequenceError;
+use crate::sys;
+
+/// Most operations are shorter.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+static TELL: OnceLock<fn(&Path)> = OnceLock::new();
+
+/// Has a function called with the directory that an operation waits for, where it has waited for a second for whoever has
+/// locked that: once for each time that it waits, and on another thread. Without, nobody is told.
+///
+/// A program says so once, when it begins; later calls change nothing.
+pub fn tell_of_waits(tell: fn(&Path)) {
+    let _ = TELL.set(tell);
+}
+
+/// The turn of one operation; ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    _directory: File,
+}
+
+impl Turn {
+    /// Waits for the turns of others in this directory.
+    pub(super) fn wait(directory: &Path) -> Result<Self, SequenceError> {
+        let failed = SequenceError::io(directory);
+        let opened = sys::open_directory_no_follow(directory).map_err(&failed)?;
+        match opened.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                telling(directory, || opened.lock()).map_err(&failed)?;
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        Ok(Self { _directory: opened })
+    }
+}
+
+/// Waits, and has it told if that takes long. The lock itself is waited for in one call: whoever came first has it first.
+fn telling<T>(directory: &Path, wait: impl FnOnce() -> T) -> T {
+    let Some(tell) = TELL.get() else { return wait() };
+    let (ended, end) = channel::<()>();
+    thread::scope(|scope| {
+        let watch = move || {
+            if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                tell(directory);
+            }
+        };
+        // Without a thread nothing is told.
+        let _ = Builder::new().name("kvfs-wait".to_owned()).spawn_scoped(scope, watch);
+        let outcome = wait();
+        drop(ended);
+        outcome
+    })
+}
