@@ -88,10 +88,10 @@ impl Sequences {
             let empty = layer.pages.iter().filter(has_none);
             let gone: Vec<_> = empty.map(|page| names::format_page(page.start)).collect();
             if !gone.is_empty() {
-                removed.extend(listed.layer(Layer(index))?.map(|directory| (directory, gone)));
+                removed.push((Layer(index), gone));
             }
         }
-        files::remove_all(&removed, self.home)
+        files::remove_all(listed, &removed, self.home)
     }
 
     /// Puts what is made of a sequence in its place. What was appended meanwhile is taken for appended before, where

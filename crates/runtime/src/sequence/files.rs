@@ -10,7 +10,8 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::SequenceError;
 use super::held::Held;
-use crate::page::names;
+use super::source::Listed;
+use crate::page::{Layer, names};
 use crate::reader::page::Home;
 use crate::sys;
 
@@ -161,18 +162,27 @@ fn read(path: &Path) -> Result<Vec<u8>, SequenceError> {
     sys::read_no_follow(path, u64::MAX).map_err(SequenceError::io(path))
 }
 
-/// Removes files of directories; they are gone after a crash, too. One that somebody else has removed is no error.
-pub(super) fn remove_all(gone: &[(Held, Vec<String>)], home: Home) -> Result<(), SequenceError> {
+/// Removes files of layers, one layer after the other, so that it takes no more descriptors than for one; they are gone after
+/// a crash, too. One that somebody else has removed is no error.
+pub(super) fn remove_all(
+    listed: &Listed, gone: &[(Layer, Vec<String>)], home: Home,
+) -> Result<(), SequenceError> {
     let remove = |path: PathBuf| match fs::remove_file(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         outcome => outcome.map_err(SequenceError::io(&path)),
     };
-    for (directory, names) in gone {
+    let mut unsynced = None;
+    for (layer, names) in gone {
+        let Some(directory) = listed.layer(*layer)? else { continue };
         directory.within(|path| names.iter().try_for_each(|name| remove(path.join(name))))?;
+        if home == Home::Directory {
+            directory.within(sync)?;
+        } else {
+            // In a mount one sync is enough.
+            unsynced = Some(directory);
+        }
     }
-    // In a mount one sync is enough.
-    let enough = if home == Home::Directory { gone.len() } else { 1 };
-    gone.iter().take(enough).try_for_each(|(directory, _)| directory.within(sync))
+    unsynced.map_or(Ok(()), |directory| directory.within(sync))
 }
 
 /// Removes a directory with all that is in it, if it is there.

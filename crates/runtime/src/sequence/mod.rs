@@ -337,10 +337,10 @@ impl Sequences {
             let passed: Vec<_> = passed.map(|page| names::format_page(page.start)).collect();
             if !passed.is_empty() {
                 count += passed.len() as u64;
-                dropped.extend(listed.layer(layer)?.map(|directory| (directory, passed)));
+                dropped.push((layer, passed));
             }
         }
-        files::remove_all(&dropped, self.home)?;
+        files::remove_all(&listed, &dropped, self.home)?;
         Ok(count)
     }
 

@@ -1,6 +1,7 @@
 //! Operations on the sequences of a model take turns.
 
 use std::fs::{File, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -33,15 +34,22 @@ impl Turn {
     /// Waits for the turns of others in this directory.
     pub(super) fn wait(directory: &Path) -> Result<Self, SequenceError> {
         let failed = SequenceError::io(directory);
-        let opened = sys::open_directory_no_follow(directory).map_err(&failed)?;
-        match opened.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                telling(directory, || opened.lock()).map_err(&failed)?;
+        loop {
+            let opened = sys::open_directory_no_follow(directory).map_err(&failed)?;
+            match opened.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    telling(directory, || opened.lock()).map_err(&failed)?;
+                }
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
             }
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            // Whoever held the lock may have put another one in its place, or a link.
+            let now = sys::metadata_no_follow(directory).map_err(&failed)?;
+            let locked = opened.metadata().map_err(&failed)?;
+            if (now.dev(), now.ino()) == (locked.dev(), locked.ino()) {
+                return Ok(Self { _directory: opened });
+            }
         }
-        Ok(Self { _directory: opened })
     }
 }
 
@@ -61,4 +69,41 @@ fn telling<T>(directory: &Path, wait: impl FnOnce() -> T) -> T {
         drop(ended);
         outcome
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Until somebody waits for the lock of a directory.
+    fn wait_for_one_who_waits(directory: &Path) {
+        let inode = format!(":{} ", directory.metadata().unwrap().ino());
+        let waits = |line: &str| line.contains("->") && line.contains(&inode);
+        while !std::fs::read_to_string("/proc/locks").unwrap().lines().any(waits) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_directory_that_was_exchanged_while_it_was_waited_for_is_not_the_one() {
+        let place = tempfile::tempdir().unwrap();
+        let [his, other] = ["sequences", "other"].map(|name| place.path().join(name));
+        for directory in [&his, &other] {
+            std::fs::create_dir(directory).unwrap();
+        }
+        let holder = Turn::wait(&his).unwrap();
+        let waited = thread::scope(|scope| {
+            let waiter = Builder::new().spawn_scoped(scope, || Turn::wait(&his)).unwrap();
+            wait_for_one_who_waits(&his);
+            std::fs::remove_dir(&his).unwrap();
+            std::os::unix::fs::symlink(&other, &his).unwrap();
+            drop(holder);
+            waiter.join().unwrap()
+        });
+        let told = waited.unwrap_err().to_string();
+        assert!(told.contains("sequences: is a symbolic link: "), "{told}");
+        std::fs::remove_file(&his).unwrap();
+        std::fs::create_dir(&his).unwrap();
+        Turn::wait(&his).unwrap();
+    }
 }
