@@ -1,17 +1,22 @@
-//! Commands on sequences in a plain directory: what others lock or put there, and what is told.
+//! Commands on sequences in a plain directory: what others lock, put or leave there, and what is told.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kvfs::page::{Dtype, Manifest, ManifestFields};
+
+mod common;
+
+/// Another user.
+const USER: u32 = 65534;
 
 /// Two models of one cache, each with a sequence `x` of some rows.
 struct Place(tempfile::TempDir);
@@ -58,6 +63,27 @@ impl Place {
         child.wait_with_output().unwrap()
     }
 
+    /// Gives model `his` to another user.
+    fn give_away(&self) {
+        fs::set_permissions(self.0.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let mut found = vec![self.path("his")];
+        while let Some(path) = found.pop() {
+            chown(&path, Some(USER), Some(USER)).unwrap();
+            if path.is_dir() {
+                found.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            }
+        }
+    }
+
+    /// What a command of the other user says on standard error, if it fails.
+    fn run_as_user(&self, line: &str) -> Result<(), String> {
+        let script = format!("{} {line}", env!("CARGO_BIN_EXE_kvfs"));
+        let output =
+            common::forks::output(&mut common::forks::shell_as(self.0.path(), USER, &script));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() { Ok(()) } else { Err(said) }
+    }
+
     /// Expects a refusal that says so.
     fn refuses(&self, line: &str, expected: &str) {
         let output = self.run(line.split(' '));
@@ -78,6 +104,9 @@ fn links_below_a_model_are_refused() {
     symlink("../../../private/sequences/x/000", &layer).unwrap();
     symlink("../../private/sequences/x", place.path("his/sequences/link")).unwrap();
     symlink("his", place.path("way")).unwrap();
+    fs::create_dir(place.path("linked")).unwrap();
+    fs::copy(place.path("his/manifest.json"), place.path("linked/manifest.json")).unwrap();
+    symlink("../private/sequences", place.path("linked/sequences")).unwrap();
     for line in ["seq save private x saved", "export private/sequences/x slot"] {
         let made = place.run(line.split(' '));
         assert!(made.status.success(), "{line}: {}", String::from_utf8_lossy(&made.stderr));
@@ -93,6 +122,8 @@ fn links_below_a_model_are_refused() {
         "seq load his link saved",
         "import slot his/sequences/link",
         "seq add his link 0..3 7",
+        "import slot linked/sequences/y",
+        "seq cp linked x y",
         "export his/sequences/x out",
     ] {
         place.refuses(line, ": is a symbolic link: ");
@@ -102,6 +133,7 @@ fn links_below_a_model_are_refused() {
     assert_eq!(left("000/0000000.tail").unwrap().len(), 100 * 2 * 2 * 2 * 16);
     assert!(left("positions.json").is_err());
     assert!(!place.path("his/sequences/y").exists());
+    assert!(!place.path("private/sequences/y").exists());
 }
 
 #[test]
@@ -184,4 +216,116 @@ fn a_prompt_has_an_end() {
         place.refuses(&format!("match his --tokens {prompt}"), &format!("{prompt}: {why}"));
         place.refuses(&format!("import in his/sequences/y --tokens {prompt}"), why);
     }
+}
+
+#[test]
+fn what_another_user_has_left_is_in_nobodys_way() {
+    require!(root, setpriv);
+    let place = Place::new();
+    place.give_away();
+    let left = place.path("his/sequences/x~");
+    fs::create_dir(&left).unwrap();
+    fs::set_permissions(&left, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(left.join("tokens"), b"rest").unwrap();
+    place.run_as_user("seq add his x 0..3 7").unwrap();
+    let aside = place.path("his/sequences/x~1~");
+    assert!(aside.join("tokens").exists() && !left.exists());
+    let inspected = place.run("inspect his --json".split(' '));
+    let said = String::from_utf8_lossy(&inspected.stdout).into_owned();
+    assert!(said.contains("\"sequences\": 1"), "{said}");
+    place.run_as_user("seq add his x 0..3 -7").unwrap();
+    assert!(aside.exists());
+    // Numbers that are free between two, and what is no directory.
+    fs::create_dir(place.path("his/sequences/x~4~")).unwrap();
+    fs::write(place.path("his/sequences/x~7~"), b"").unwrap();
+    let added = place.run("seq add his x 0..3 7".split(' '));
+    assert!(added.status.success(), "{}", String::from_utf8_lossy(&added.stderr));
+    for number in [1, 4, 7] {
+        assert!(!place.path(&format!("his/sequences/x~{number}~")).exists(), "{number}");
+    }
+    // Of a sequence that nobody has any more.
+    fs::create_dir(place.path("his/sequences/gone~")).unwrap();
+    let cleared = place.run("seq clear his --all --yes".split(' '));
+    assert!(cleared.status.success(), "{}", String::from_utf8_lossy(&cleared.stderr));
+    assert_eq!(fs::read_dir(place.path("his/sequences")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_sequence_that_may_not_be_written_is_not_changed() {
+    require!(root, setpriv);
+    let place = Place::new();
+    place.give_away();
+    let sequence = place.path("his/sequences/x");
+    fs::set_permissions(&sequence, fs::Permissions::from_mode(0o500)).unwrap();
+    let bytes = || fs::metadata(sequence.join("000/0000000.tail")).unwrap().len();
+    let before = bytes();
+    for line in ["seq rm his x 50..", "seq clear his x --yes", "seq clear his --all --yes"] {
+        let said = place.run_as_user(line).unwrap_err();
+        assert!(said.contains("his/sequences/x: Permission denied"), "{line}: {said}");
+        assert_eq!(bytes(), before);
+        assert!(!place.path("his/sequences/x~").exists(), "{line}");
+    }
+    let removed = place.run("seq rm his x 50..".split(' '));
+    assert!(removed.status.success() && bytes() < before);
+}
+
+#[test]
+fn who_may_enter_the_directory_finds_a_sequence_by_its_name() {
+    require!(root, setpriv);
+    let place = Place::new();
+    place.give_away();
+    let sequences = place.path("his/sequences");
+    chown(&sequences, Some(0), Some(0)).unwrap();
+    fs::set_permissions(&sequences, fs::Permissions::from_mode(0o711)).unwrap();
+    place.run_as_user("seq show his x").unwrap();
+    let said = place.run_as_user("seq show his").unwrap_err();
+    assert!(said.contains("his/sequences: Permission denied"), "{said}");
+}
+
+#[test]
+fn what_is_loaded_for_another_user_is_his() {
+    require!(root, setpriv);
+    let place = Place::new();
+    let empty = place.path("his/sequences/e");
+    fs::create_dir(&empty).unwrap();
+    place.give_away();
+    for line in ["seq save private x saved", "seq load his e saved"] {
+        let output = place.run(line.split(' '));
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    for name in ["", "000", "000/0000000.tail", "tokens"] {
+        let found = empty.join(name).metadata().unwrap();
+        assert_eq!((found.uid(), found.gid()), (USER, USER), "{name}");
+    }
+    place.run_as_user("seq rm his e 50..").unwrap();
+    place.run_as_user("seq clear his e --yes").unwrap();
+}
+
+#[test]
+fn whoever_locks_sequences_holds_up_no_other_model() {
+    let place = Place::new();
+    let lock = File::open(place.path("his/sequences")).unwrap();
+    lock.lock().unwrap();
+    let waiting = place.start("model bump his r2 --yes".split(' '));
+    let bumped = place.run("model bump private r2 --yes".split(' '));
+    assert!(bumped.status.success(), "{}", String::from_utf8_lossy(&bumped.stderr));
+    drop(lock);
+    let output = waiting.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!place.path("his/sequences/x").exists());
+}
+
+#[test]
+fn what_is_no_rest_of_a_change_of_revision_stays() {
+    let place = Place::new();
+    let theirs = place.path("his~");
+    fs::create_dir(&theirs).unwrap();
+    fs::write(theirs.join(".manifest.json.tmp"), b"{").unwrap();
+    fs::write(theirs.join("precious"), b"").unwrap();
+    place.refuses("model bump his r2 --yes", "his~: File exists");
+    assert!(place.path("his/sequences/x").exists());
+    fs::remove_file(theirs.join("precious")).unwrap();
+    let bumped = place.run("model bump his r2 --yes".split(' '));
+    assert!(bumped.status.success(), "{}", String::from_utf8_lossy(&bumped.stderr));
+    assert!(!theirs.exists());
 }

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use super::arguments::InspectArguments;
 use super::output::{Failure, Outcome, Report, bytes};
 use super::summary::Summary;
-use crate::page::limits::MAX_MANIFEST_BYTES;
+use crate::page::limits::MANIFEST_BYTES_READ;
 use crate::page::names::{LayerEntry, MANIFEST, TOKENS, layer_entry};
 use crate::page::{Geometry, Layer, LayerKind, Manifest, StateShape};
 use crate::sys;
@@ -92,21 +92,17 @@ fn inspect(path: &Path, metadata: &Metadata, summary: &mut Summary) -> io::Resul
 pub(super) fn manifest_above(path: &Path) -> Option<(PathBuf, Manifest)> {
     path.ancestors().skip(1).take(LEVELS_MAX).find_map(|directory| {
         let file = directory.join(MANIFEST);
-        let manifest = Manifest::parse(&read_manifest(&file).ok()?).ok()?;
+        let manifest =
+            Manifest::parse(&sys::read_no_follow(&file, MANIFEST_BYTES_READ).ok()?).ok()?;
         Some((file, manifest))
     })
 }
 
-fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
-    let mut json = Vec::new();
-    // One byte more than allowed is read, so that a longer one is refused and not cut.
-    File::open(path)?.take(MAX_MANIFEST_BYTES as u64 + 1).read_to_end(&mut json)?;
-    Ok(json)
-}
-
 fn manifest(path: &Path, summary: &mut Summary) -> io::Result<()> {
     summary.add("kind", "manifest");
-    match Manifest::parse(&read_manifest(path)?) {
+    let mut json = Vec::new();
+    File::open(path)?.take(MANIFEST_BYTES_READ).read_to_end(&mut json)?;
+    match Manifest::parse(&json) {
         Ok(manifest) => describe_manifest(&manifest, summary),
         Err(error) => summary.add("refused", error.to_string()),
     }

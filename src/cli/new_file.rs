@@ -51,7 +51,7 @@ impl Written {
     fn beside(directory: &Path) -> io::Result<Written> {
         // A signal that comes while the file is made waits for its name.
         let mut unfinished = unfinished();
-        let file = staging().tempfile_in(directory)?;
+        let file = staging().tempfile_in(directory).map_err(without_name)?;
         unfinished.push(file.path().to_owned());
         Ok(Written::Beside(file))
     }
@@ -71,6 +71,13 @@ impl Written {
             if replaces { beside.persist(name) } else { beside.persist_noclobber(name) };
         published.map_err(|error| error.error)
     }
+}
+
+/// The error alone, without the name of a file that nobody asked for.
+fn without_name(error: io::Error) -> io::Error {
+    let inner = error.get_ref().and_then(std::error::Error::source);
+    let code = inner.and_then(|inner| inner.downcast_ref::<io::Error>()?.raw_os_error());
+    code.map_or(error, io::Error::from_raw_os_error)
 }
 
 fn staging() -> Builder<'static, 'static> {

@@ -45,14 +45,27 @@ pub fn set_extended_attribute(path: &Path, name: &CStr, value: &[u8]) -> io::Res
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Gives a directory the extended attributes of another one: those that are listed, and the limits of
-/// a mount, which are not.
+/// Gives a directory the extended attributes of another one: those of users that are listed, the limits of
+/// a mount, which are not, and its access lists.
 pub fn copy_extended_attributes(from: &Path, to: &Path) -> io::Result<()> {
     const LIMITS: [&CStr; 3] = [c"user.kvfs.quota", c"user.kvfs.age", c"user.kvfs.ttl"];
     let listed = extended_attribute_names(from)?;
     for name in LIMITS.into_iter().chain(listed.iter().map(CString::as_c_str)) {
         if let Some(value) = attribute_up_to(from, name, LONGEST_ATTRIBUTE_BYTES)? {
             set_extended_attribute(to, name, &value)?;
+        }
+    }
+    copy_access_lists(from, to)
+}
+
+/// Gives a file or directory the access lists of another one (acl(5)), or takes those that it has from the directory above
+/// where the other has none.
+pub fn copy_access_lists(from: &Path, to: &Path) -> io::Result<()> {
+    for name in [c"system.posix_acl_access", c"system.posix_acl_default"] {
+        if let Some(value) = attribute_up_to(from, name, LONGEST_ATTRIBUTE_BYTES)? {
+            set_extended_attribute(to, name, &value)?;
+        } else if attribute_up_to(to, name, LONGEST_ATTRIBUTE_BYTES)?.is_some() {
+            remove_extended_attribute(to, name)?;
         }
     }
     Ok(())

@@ -19,7 +19,7 @@ mod wake;
 mod writeback;
 
 pub use extended_attribute::{
-    copy_extended_attributes, extended_attribute, long_extended_attribute,
+    copy_access_lists, copy_extended_attributes, extended_attribute, long_extended_attribute,
     remove_extended_attribute, set_extended_attribute,
 };
 pub use fuse::{close_backing, is_daemon_gone};

@@ -55,6 +55,9 @@ pub const MAX_SHARDS: u32 = 1 << 16;
 /// Largest `manifest.json`: 4096 layers written as objects take about 250 KiB.
 pub const MAX_MANIFEST_BYTES: usize = 1 << 20;
 
+/// So much of one is read: a longer one is refused and not cut.
+pub const MANIFEST_BYTES_READ: u64 = MAX_MANIFEST_BYTES as u64 + 1;
+
 /// Tokens per page where a manifest names none: 4 MiB for 8 KV heads x 128 in f16, enough to hide
 /// the 25-50 us of an open through FUSE.
 pub const DEFAULT_PAGE_TOKENS: u32 = 1024;

@@ -90,6 +90,11 @@ pub fn is_staging(name: &[u8]) -> bool {
     name.starts_with(b".") || name.ends_with(STAGING_SUFFIX)
 }
 
+/// Whether `name` is one of something that is not complete, or goes: staging, or a directory that an operation works on.
+pub fn is_unfinished(name: &[u8]) -> bool {
+    is_staging(name) || name.ends_with(WORK_SUFFIX.as_bytes())
+}
+
 /// The layer of a directory name such as `007`.
 pub fn parse_layer(name: &[u8]) -> Option<Layer> {
     let number = parse_number(name, LAYER_DIGITS)?;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::map::Tree;
 use crate::cli::subject::if_there;
-use crate::page::names::{SEQUENCES, is_staging};
+use crate::page::names::{SEQUENCES, is_unfinished};
 
 /// More than anybody looks through; the others are written by hand.
 const PATHS_MAX: usize = 500;
@@ -41,7 +41,7 @@ fn below(tree: &impl Tree, directory: &Path) -> io::Result<Vec<PathBuf>> {
     };
     let mut paths = Vec::new();
     for name in names.unwrap_or_default() {
-        if name.to_str().is_some_and(|name| !is_staging(name.as_bytes())) {
+        if name.to_str().is_some_and(|name| !is_unfinished(name.as_bytes())) {
             paths.push(directory.join(name));
         }
     }

@@ -8,7 +8,7 @@ mod unwritten;
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kvfs_formats::slot::{Caches, Slot};
 use kvfs_formats::tensors::{Selection, Tensors, is_safetensors};
@@ -99,9 +99,12 @@ pub(super) fn import_to_text(arguments: &ImportArguments) -> Result<String, Fail
 /// The sequences among which a directory stands or shall stand, and its name.
 fn sequences_above(sequence: &Path) -> Result<(Sequences, String), Failure> {
     let name = sequence.file_name();
-    let above = directory_of(sequence).canonicalize().ok();
-    let sequences = above.filter(|above| above.file_name() == Some(OsStr::new(SEQUENCES)));
-    let model = sequences.as_deref().and_then(Path::parent);
+    let is_of_model = |above: &PathBuf| above.file_name() == Some(OsStr::new(SEQUENCES));
+    let above = directory_of(sequence).to_owned();
+    // The way to a model may lead through links, but its directory of sequences is none: that is looked at when it is opened.
+    let above = if is_of_model(&above) { Some(above) } else { above.canonicalize().ok() };
+    let above = above.filter(is_of_model);
+    let model = above.as_deref().and_then(Path::parent);
     let (Some(name), Some(model)) = (name, model) else {
         let place = sequence.display();
         return Err(Failure::Failed(format!("{place}: is not in a model's {SEQUENCES}/")));

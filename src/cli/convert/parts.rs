@@ -2,13 +2,14 @@
 //! states of recurrent ones. They are read by their names, since a scan wants whole pages.
 
 use std::fs::read_dir;
-use std::io::{self, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use kvfs_formats::slot::{Caches, check_checkpoints};
 
+use super::unwritten::Unwritten;
 use crate::page::limits::{MAX_FILE_BYTES, PAYLOAD_OFFSET, index};
 use crate::page::names::{
     format_checkpoints, format_layer, format_page, format_state, format_tail, format_window_rows,
@@ -17,6 +18,9 @@ use crate::page::names::{
 use crate::page::{Layer, Manifest, PageView, StatePlace, StateTensor, TokenStart};
 use crate::reader::Sequence;
 use crate::sys;
+
+/// Of a file that is copied at once.
+const COPIED_BYTES: usize = 1 << 16;
 
 /// The files of a sequence.
 pub(super) struct Parts<'a> {
@@ -123,7 +127,9 @@ impl<'a> Parts<'a> {
 
 impl Parts<'_> {
     /// Writes what a server has kept to go back from so many tokens to earlier ones, if it is there.
-    pub(super) fn write_checkpoints(&self, tokens: u32, to: &mut impl Write) -> Result<(), String> {
+    pub(super) fn write_checkpoints(
+        &self, tokens: u32, to: &mut impl Write,
+    ) -> Result<(), Unwritten> {
         let path = self.path.join(format_checkpoints(TokenStart(u64::from(tokens))));
         let explain = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
         let mut file = match sys::open_regular_no_follow(&path) {
@@ -132,8 +138,18 @@ impl Parts<'_> {
         };
         let copy = file.try_clone().map_err(|error| explain(&error))?;
         check_checkpoints(copy, tokens).map_err(|why| explain(&why))?;
-        file.rewind().and_then(|()| io::copy(&mut file, to)).map_err(|error| explain(&error))?;
-        Ok(())
+        file.rewind().map_err(|error| explain(&error))?;
+        let mut bytes = vec![0; COPIED_BYTES];
+        loop {
+            let count = match file.read(&mut bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                outcome => outcome.map_err(|error| explain(&error))?,
+            };
+            if count == 0 {
+                return Ok(());
+            }
+            to.write_all(&bytes[..count])?;
+        }
     }
 }
 

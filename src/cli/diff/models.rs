@@ -15,8 +15,10 @@ use crate::cli::output::Failure;
 use crate::cli::page_values::Away;
 use crate::cli::subject::if_there;
 use crate::cli::summary::Summary;
-use crate::page::names::{MANIFEST, SEQUENCES, is_staging};
+use crate::page::limits::MANIFEST_BYTES_READ;
+use crate::page::names::{MANIFEST, SEQUENCES, is_unfinished};
 use crate::page::{Layer, Manifest};
+use crate::sys;
 
 type OfManifest = fn(&Manifest) -> Value;
 
@@ -95,7 +97,8 @@ fn side_rows(manifest: &Manifest) -> Value {
 
 fn manifest(model: &Path) -> Result<Manifest, Failure> {
     let path = model.join(MANIFEST);
-    let bytes = std::fs::read(&path).map_err(|error| explain(&path, error))?;
+    let bytes =
+        sys::read_no_follow(&path, MANIFEST_BYTES_READ).map_err(|error| explain(&path, error))?;
     Manifest::parse(&bytes).map_err(|error| explain(&path, error))
 }
 
@@ -108,7 +111,7 @@ fn sequences(model: &Path) -> Result<BTreeSet<OsString>, Failure> {
     for entry in entries {
         let entry = entry.map_err(explained)?;
         let name = entry.file_name();
-        if !is_staging(name.as_bytes()) && entry.file_type().map_err(explained)?.is_dir() {
+        if !is_unfinished(name.as_bytes()) && entry.file_type().map_err(explained)?.is_dir() {
             names.insert(name);
         }
     }

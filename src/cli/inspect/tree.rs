@@ -5,12 +5,14 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{describe_manifest, read_manifest};
+use super::describe_manifest;
 use crate::cli::summary::Summary;
 use crate::page::Manifest;
+use crate::page::limits::MANIFEST_BYTES_READ;
 use crate::page::names::{
-    LayerEntry, MANIFEST, SEQUENCES, TOKENS, is_staging, layer_entry, parse_layer,
+    LayerEntry, MANIFEST, SEQUENCES, TOKENS, is_unfinished, layer_entry, parse_layer,
 };
+use crate::sys;
 
 /// What lies in a directory.
 #[derive(Debug, Default)]
@@ -29,7 +31,8 @@ pub(super) fn inspect(path: &Path, summary: &mut Summary) -> io::Result<()> {
     let mut totals = Totals::default();
     if path.join(MANIFEST).is_file() {
         summary.add("kind", "model");
-        match Manifest::parse(&read_manifest(&path.join(MANIFEST))?) {
+        let manifest = sys::read_no_follow(&path.join(MANIFEST), MANIFEST_BYTES_READ)?;
+        match Manifest::parse(&manifest) {
             Ok(manifest) => describe_manifest(&manifest, summary),
             Err(error) => summary.add("refused", error.to_string()),
         }
@@ -66,10 +69,10 @@ fn is_layer(path: &Path) -> bool {
     name.and_then(parse_layer).is_some()
 }
 
-/// The entries of a directory that are not staging.
+/// The entries of a directory that are complete.
 fn entries(path: &Path) -> io::Result<impl Iterator<Item = io::Result<DirEntry>>> {
     Ok(path.read_dir()?.filter(|entry| {
-        entry.as_ref().map_or(true, |entry| !is_staging(entry.file_name().as_bytes()))
+        entry.as_ref().map_or(true, |entry| !is_unfinished(entry.file_name().as_bytes()))
     }))
 }
 

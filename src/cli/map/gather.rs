@@ -11,7 +11,7 @@ use super::tree::Tree;
 use crate::cli::history::shown;
 use crate::cli::output::Failure;
 use crate::cli::subject::if_there;
-use crate::page::names::{SEQUENCES, is_staging, parse_layer};
+use crate::page::names::{SEQUENCES, is_unfinished, parse_layer};
 use crate::page::{LayerKind, Manifest};
 
 const PAGES: &str = "user.kvfs.pages";
@@ -73,7 +73,7 @@ fn sequences(
 ) -> io::Result<Vec<(String, Vec<LayerPages>)>> {
     let mut found = Vec::new();
     for name in if_there(tree.directories(path))?.unwrap_or_default() {
-        if is_staging(name.as_bytes()) {
+        if is_unfinished(name.as_bytes()) {
             continue;
         }
         let sequence = path.join(&name);

@@ -1,7 +1,7 @@
 //! Slots of a server become sequences of a model.
 
 use std::fmt;
-use std::fs::{read_dir, remove_dir_all};
+use std::fs::read_dir;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -70,7 +70,7 @@ impl Saver<'_> {
                 return Ok(Saved { slot, sequence: Some(sequence), told, is_new: false, stopped });
             }
             // A limit has taken its end, or somebody was stopped while it was made.
-            remove(&sequence)?;
+            self.remove(&sequence)?;
         }
         let before = longest_prefix(self.model, tokens).map_err(Failure::failed)?.sequence;
         let before = before.filter(|before| is_beginning(before, tokens));
@@ -79,10 +79,17 @@ impl Saver<'_> {
         let sequence = self.model.join(SEQUENCES).join(name);
         let told = import_to_text(&ImportArguments::of_slot(file.path.clone(), sequence.clone()))?;
         if let Some(before) = before {
-            remove(&before)?;
+            self.remove(&before)?;
         }
         let told = told.trim_end().to_owned();
         Ok(Saved { slot, sequence: Some(sequence), told, is_new: true, stopped })
+    }
+
+    /// Another who saves the same may have been faster.
+    fn remove(&self, sequence: &Path) -> Result<(), Failure> {
+        let Some(name) = name_of(sequence) else { return Ok(()) };
+        let all = Sequences::open(self.model).map_err(Failure::failed)?;
+        all.remove(name).map_err(Failure::failed)
     }
 
     /// The sequence that was saved here and has these tokens.
@@ -122,16 +129,6 @@ fn is_beginning(sequence: &Path, tokens: &[u32]) -> bool {
         let is_ours = name_of(sequence).is_some_and(name::caller(&ids));
         is_ours && tokens.starts_with(&ids) && ids.len() < tokens.len()
     })
-}
-
-/// Another who saves the same may have been faster.
-fn remove(sequence: &Path) -> Result<(), Failure> {
-    match remove_dir_all(sequence) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Failure::Failed(format!("{}: {error}", sequence.display())))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Removes what is left of conversations that somebody was stopped while making: none is called the same again.

@@ -17,10 +17,10 @@ use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
 
 use super::rows::Rows;
-use crate::page::limits::PAYLOAD_OFFSET;
+use crate::page::limits::{MANIFEST_BYTES_READ, PAYLOAD_OFFSET};
 use crate::page::names::{MANIFEST, PREFIXES, format_page_of_prefix};
 use crate::page::{Layer, Manifest, PrefixHash};
-use crate::sys::extended_attribute;
+use crate::sys::{extended_attribute, read_no_follow};
 
 /// Most pages that stay open between K and V, and most prefixes between layers: together half of the
 /// descriptors that a process usually has.
@@ -56,7 +56,9 @@ impl Model {
     pub(super) fn open(directory: &Path) -> Result<Self, String> {
         let fail =
             |why: &dyn std::fmt::Display| format!("{VARIABLE}={}: {why}", directory.display());
-        let json = std::fs::read(directory.join(MANIFEST)).map_err(|error| fail(&error))?;
+        let path = directory.join(MANIFEST);
+        let json = read_no_follow(&path, MANIFEST_BYTES_READ);
+        let json = json.map_err(|error| fail(&error))?;
         let manifest = Manifest::parse(&json).map_err(|error| fail(&error))?;
         let key = extended_attribute(directory, KEY_ATTRIBUTE).map_err(|error| fail(&error))?;
         let key = key.and_then(|bytes| Key::new(&bytes));

@@ -22,11 +22,12 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::ReadError;
+use super::{ReadError, listing};
 use crate::attention::{KvBlock, Tensor, Values};
 use crate::page::block_map::{BlockMap, Part, format_block, tensor_bytes};
 use crate::page::limits::index;
 use crate::page::{Layer, Layout, Manifest, PrefixHash, Strides, names};
+use crate::sys;
 
 /// A block that is registered, with its file open.
 #[derive(Debug)]
@@ -78,18 +79,13 @@ impl Block {
     pub fn find(model: &Path, hash: &PrefixHash, layer: Layer) -> Result<Option<Self>, ReadError> {
         let path = path_of(model, hash, layer);
         let Some(map) = lookup(&path)? else { return Ok(None) };
-        let manifest = model.join(names::MANIFEST);
-        let json = fs::read(&manifest).map_err(ReadError::io(&manifest))?;
-        let manifest = Manifest::parse(&json).map_err(|error| ReadError::Manifest {
-            path: manifest.clone(),
-            why: error.to_string(),
-        })?;
+        let manifest = listing::read_manifest(model)?;
         let refused = |error| ReadError::Refused { path: path.clone(), error };
         map.check(&manifest).map_err(refused)?;
         // MOUNT/models/NAME
         let mount = model.ancestors().nth(2).unwrap_or(model);
         let target = mount.join(&map.file);
-        let file = match File::open(&target) {
+        let file = match sys::open_regular_no_follow(&target) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             outcome => outcome.map_err(ReadError::io(&target))?,
         };

@@ -1,15 +1,17 @@
 //! What is in a sequence's directory: names tell layers, pages and tokens.
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use nix::dir::Dir;
+use nix::dir::{Dir, Type};
 use nix::fcntl::OFlag;
 
 use super::ReadError;
 use super::page::{Home, PAYLOAD_BYTE};
-use crate::page::limits::MAX_MANIFEST_BYTES;
+use crate::page::limits::MANIFEST_BYTES_READ;
 use crate::page::names::{self, LayerEntry};
 use crate::page::{
     Layer, LayerKind, MAX_POSITIONS_BYTES, Manifest, PageError, PagePlace, Positions, TokenStart,
@@ -46,20 +48,27 @@ pub(crate) fn manifest(sequence: &Path) -> Result<(Manifest, Home), ReadError> {
         path: sequence.to_owned(),
         why: "not in a model: name MOUNT/models/NAME/sequences/SEQUENCE".to_owned(),
     })?;
+    manifest_of_model(model)
+}
+
+/// The same of the directory of a model.
+pub(crate) fn manifest_of_model(model: &Path) -> Result<(Manifest, Home), ReadError> {
+    let manifest = read_manifest(model)?;
+    Ok((manifest, Home::of(&model.join(names::MANIFEST))?))
+}
+
+/// The manifest of a model.
+pub(crate) fn read_manifest(model: &Path) -> Result<Manifest, ReadError> {
     let path = model.join(names::MANIFEST);
-    let json = match sys::read_no_follow(&path, MAX_MANIFEST_BYTES as u64 + 1) {
+    let json = match sys::read_no_follow(&path, MANIFEST_BYTES_READ) {
         Ok(json) => json,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let why = "missing: this is no sequence of a model".to_owned();
+            let why = "missing: this is no model".to_owned();
             return Err(ReadError::Manifest { path, why });
         }
         Err(error) => return Err(ReadError::io(&path)(error)),
     };
-    let home = Home::of(&path)?;
-    match Manifest::parse(&json) {
-        Ok(manifest) => Ok((manifest, home)),
-        Err(error) => Err(ReadError::Manifest { path, why: error.to_string() }),
-    }
+    Manifest::parse(&json).map_err(|error| ReadError::Manifest { path, why: error.to_string() })
 }
 
 /// What is there of a sequence.
@@ -186,6 +195,10 @@ fn list_layer(
         let (LayerEntry::Page(start) | LayerEntry::Tail(start)) = kind else { continue };
         if PagePlace::new(manifest, layer, start).is_err() {
             continue;
+        }
+        if entry.file_type() == Some(Type::Symlink) {
+            let path = directory.join(OsStr::from_bytes(name));
+            sys::metadata_no_follow(&path).map_err(ReadError::io(&path))?;
         }
         if matches!(kind, LayerEntry::Page(_)) {
             pages.push(ListedPage { start, inode: entry.ino(), is_fresh: false });

@@ -13,17 +13,17 @@ use std::path::{Component, Path, PathBuf};
 
 use tar::{Archive, Builder, EntryType, Header};
 
-use super::held::named;
+use super::held::{Held, named};
+use super::opened::Turn;
 use super::rebuild::{Rebuild, is_recurrent};
-use super::source::attempt;
+use super::source::{Listed, attempt};
+use super::work::Work;
 use super::{SequenceError, Sequences, beside, files, whole};
+use crate::page::limits::MANIFEST_BYTES_READ;
 use crate::page::names::{self, LayerEntry};
 use crate::page::{Layer, Manifest};
 use crate::reader::page::Home;
 use crate::sys;
-
-/// A manifest is at most this long.
-const MANIFEST_BYTES_MAX: u64 = crate::page::limits::MAX_MANIFEST_BYTES as u64;
 
 impl Sequences {
     /// Writes the state of a sequence. Rows that are appended meanwhile are not in it; where it is changed in another
@@ -33,9 +33,9 @@ impl Sequences {
     /// [`SequenceError::NoSuchSequence`], [`SequenceError::Read`], [`SequenceError::State`] for a
     /// sequence without `tokens`, [`SequenceError::Changed`], and [`SequenceError::Io`] of the sequence or of the stream.
     pub fn state_write(&self, name: &str, to: impl Write) -> Result<(), SequenceError> {
-        let _turn = self.begin(name)?;
+        let turn = self.begin_reading(name)?;
         let to = Target { to, path: Path::new("the stream") };
-        self.write_once(name, to).map_err(|error| named(error, &self.path(name)))
+        turn.write_once(name, to).map_err(|error| named(error, &self.path(name)))
     }
 
     /// The same into a file with this path, which is written anew where the sequence was changed.
@@ -45,78 +45,11 @@ impl Sequences {
     pub fn state_write_file(
         &self, name: &str, mut to: &File, path: &Path,
     ) -> Result<(), SequenceError> {
-        let _turn = self.begin(name)?;
+        let turn = self.begin_reading(name)?;
         attempt(&self.path(name), || {
             to.set_len(0).and_then(|()| to.rewind()).map_err(SequenceError::io(path))?;
-            self.write_once(name, Target { to: BufWriter::new(to), path })
+            turn.write_once(name, Target { to: BufWriter::new(to), path })
         })
-    }
-
-    fn write_once(&self, name: &str, to: Target<'_, impl Write>) -> Result<(), SequenceError> {
-        let path = to.path;
-        self.write_stream(name, to).map_err(|error| of_target(error, path))
-    }
-
-    fn write_stream(&self, name: &str, to: impl Write) -> Result<(), SequenceError> {
-        let listed = self.list(name)?;
-        if !listed.held().join(names::TOKENS).is_file() {
-            let why = format!("{} has no {}", listed.path.display(), names::TOKENS);
-            return Err(SequenceError::State(why));
-        }
-        let (positions, end) = (&listed.listing.positions, listed.rows);
-        let from = Rebuild { from: &listed, positions, end, keeps_layers: true };
-        let mut archive = Builder::new(to);
-        let written = self.write_layers(&from, &mut archive);
-        // Before `tokens`, which say that all is there.
-        listed.check_grown(&self.manifest, end)?;
-        written?;
-        let ids = from.token_ids()?.ok_or_else(|| listed.changed("its tokens were removed"))?;
-        let failed = SequenceError::io(&listed.path);
-        append(&mut archive, Path::new(names::TOKENS), &ids).map_err(&failed)?;
-        archive.into_inner().and_then(|mut to| to.flush()).map_err(&failed)
-    }
-
-    /// All but `tokens`, in the order in which it is read.
-    fn write_layers(
-        &self, from: &Rebuild<'_>, archive: &mut Builder<impl Write>,
-    ) -> Result<(), SequenceError> {
-        let failed = SequenceError::io(&from.from.path);
-        let manifest = self.manifest.to_json();
-        append(archive, Path::new(names::MANIFEST), manifest.as_bytes()).map_err(&failed)?;
-        if let Some(json) = from.positions.to_json() {
-            append(archive, Path::new(names::POSITIONS), json.as_bytes()).map_err(&failed)?;
-        }
-        for layer in (0..self.manifest.geometry().num_layers()).map(Layer) {
-            if let Some(directory) = from.from.layer(layer)? {
-                directory.within(|path| self.write_layer(from, archive, (layer, path)))?;
-            }
-        }
-        for name in beside::checkpoints(&from.from.held(), from.end)? {
-            let path = from.from.held().join(&name);
-            append_file(archive, Path::new(&name), &path)?;
-        }
-        Ok(())
-    }
-
-    fn write_layer(
-        &self, from: &Rebuild<'_>, archive: &mut Builder<impl Write>,
-        (layer, directory): (Layer, &Path),
-    ) -> Result<(), SequenceError> {
-        let inside = PathBuf::from(names::format_layer(layer));
-        let mut append_file = |name: OsString| {
-            let path = directory.join(&name);
-            append_file(archive, &inside.join(name), &path)
-        };
-        if is_recurrent(&self.manifest, layer) {
-            return states(directory, from.end)?.into_iter().try_for_each(append_file);
-        }
-        let rows = beside::window_rows(directory, &self.manifest, layer, from.end)?;
-        rows.into_iter().try_for_each(&mut append_file)?;
-        let (pages, tail) = from.rows(&self.manifest, layer, directory)?;
-        pages.into_iter().try_for_each(|page| append_file(names::format_page(page).into()))?;
-        let Some((start, rows)) = tail else { return Ok(()) };
-        let path = inside.join(names::format_tail(start));
-        append(archive, &path, &rows).map_err(SequenceError::io(&from.from.path))
     }
 
     /// Makes a sequence of a state, or fills an empty one.
@@ -141,21 +74,16 @@ impl Sequences {
     pub fn make(
         &self, name: &str, fill: impl FnOnce(&Path) -> Result<(), SequenceError>,
     ) -> Result<(), SequenceError> {
-        let _turn = self.begin(name)?;
-        let is_there = self.has(name)?;
-        if is_there && self.list(name)?.rows > 0 {
+        let turn = self.begin(name)?;
+        let there = if turn.has(name)? { Some(turn.list(name)?) } else { None };
+        if there.as_ref().is_some_and(|there| there.rows > 0) {
             return Err(SequenceError::Exists(name.to_owned()));
         }
-        let work = self.work_path(name);
-        let make = || {
-            let made = if is_there {
-                files::make_like(&self.path(name), &work)?
-            } else {
-                files::make(&work)?
-            };
-            made.within(fill)
-        };
-        self.take_over(make(), name, is_there)
+        let like = there.as_ref().map(Listed::directory);
+        like.map_or(Ok(()), Held::check_may_change)?;
+        let made = Work::make(&turn.directory, name, like);
+        let made = made.and_then(|made| made.fill(fill)?.give_away());
+        turn.take_over(made, name, there.is_some())
     }
 
     fn unpack(&self, from: impl Read, to: &Path) -> Result<(), SequenceError> {
@@ -196,7 +124,7 @@ impl Sequences {
 
     fn check_manifest(&self, from: impl Read) -> Result<(), SequenceError> {
         let mut json = Vec::new();
-        let read = from.take(MANIFEST_BYTES_MAX + 1).read_to_end(&mut json);
+        let read = from.take(MANIFEST_BYTES_READ).read_to_end(&mut json);
         read.map_err(|error| SequenceError::State(error.to_string()))?;
         let manifest =
             Manifest::parse(&json).map_err(|error| SequenceError::State(error.to_string()))?;
@@ -248,6 +176,75 @@ impl Sequences {
             }
             _ => false,
         }
+    }
+}
+
+impl Turn<'_> {
+    fn write_once(&self, name: &str, to: Target<'_, impl Write>) -> Result<(), SequenceError> {
+        let path = to.path;
+        self.write_stream(name, to).map_err(|error| of_target(error, path))
+    }
+
+    fn write_stream(&self, name: &str, to: impl Write) -> Result<(), SequenceError> {
+        let listed = self.list(name)?;
+        if !listed.held().join(names::TOKENS).is_file() {
+            let why = format!("{} has no {}", listed.path.display(), names::TOKENS);
+            return Err(SequenceError::State(why));
+        }
+        let (positions, end) = (&listed.listing.positions, listed.rows);
+        let from = Rebuild { from: &listed, positions, end, keeps_layers: true };
+        let mut archive = Builder::new(to);
+        let written = self.write_layers(&from, &mut archive);
+        // Before `tokens`, which say that all is there.
+        listed.check_grown(&self.all.manifest, end)?;
+        written?;
+        let ids = from.token_ids()?.ok_or_else(|| listed.changed("its tokens were removed"))?;
+        let failed = SequenceError::io(&listed.path);
+        append(&mut archive, Path::new(names::TOKENS), &ids).map_err(&failed)?;
+        archive.into_inner().and_then(|mut to| to.flush()).map_err(&failed)
+    }
+
+    /// All but `tokens`, in the order in which it is read.
+    fn write_layers(
+        &self, from: &Rebuild<'_>, archive: &mut Builder<impl Write>,
+    ) -> Result<(), SequenceError> {
+        let failed = SequenceError::io(&from.from.path);
+        let manifest = self.all.manifest.to_json();
+        append(archive, Path::new(names::MANIFEST), manifest.as_bytes()).map_err(&failed)?;
+        if let Some(json) = from.positions.to_json() {
+            append(archive, Path::new(names::POSITIONS), json.as_bytes()).map_err(&failed)?;
+        }
+        for layer in (0..self.all.manifest.geometry().num_layers()).map(Layer) {
+            if let Some(directory) = from.from.layer(layer)? {
+                directory.within(|path| self.write_layer(from, archive, (layer, path)))?;
+            }
+        }
+        for name in beside::checkpoints(&from.from.held(), from.end)? {
+            let path = from.from.held().join(&name);
+            append_file(archive, Path::new(&name), &path)?;
+        }
+        Ok(())
+    }
+
+    fn write_layer(
+        &self, from: &Rebuild<'_>, archive: &mut Builder<impl Write>,
+        (layer, directory): (Layer, &Path),
+    ) -> Result<(), SequenceError> {
+        let inside = PathBuf::from(names::format_layer(layer));
+        let mut append_file = |name: OsString| {
+            let path = directory.join(&name);
+            append_file(archive, &inside.join(name), &path)
+        };
+        if is_recurrent(&self.all.manifest, layer) {
+            return states(directory, from.end)?.into_iter().try_for_each(append_file);
+        }
+        let rows = beside::window_rows(directory, &self.all.manifest, layer, from.end)?;
+        rows.into_iter().try_for_each(&mut append_file)?;
+        let (pages, tail) = from.rows(&self.all.manifest, layer, directory)?;
+        pages.into_iter().try_for_each(|page| append_file(names::format_page(page).into()))?;
+        let Some((start, rows)) = tail else { return Ok(()) };
+        let path = inside.join(names::format_tail(start));
+        append(archive, &path, &rows).map_err(SequenceError::io(&from.from.path))
     }
 }
 

@@ -3,13 +3,11 @@
 use std::fs::{self, DirEntry, File, Metadata, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
-
 use super::SequenceError;
-use super::held::Held;
+use super::held::{Held, open_file};
 use super::source::Listed;
 use crate::page::{Layer, names};
 use crate::reader::page::Home;
@@ -34,10 +32,16 @@ pub(super) fn sync(path: &Path) -> Result<(), SequenceError> {
 pub(super) fn write_like(
     models: &[PathBuf], path: &Path, bytes: &[u8], durable: bool,
 ) -> Result<(), SequenceError> {
-    let like = models.iter().find_map(|model| sys::metadata_no_follow(model).ok());
+    let like = models.iter().find_map(|model| {
+        let found = sys::metadata_no_follow(model).ok()?;
+        Some((model, found))
+    });
     let write = || -> io::Result<()> {
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
-        if let Some(like) = like {
+        if let Some((model, like)) = like {
+            if like.is_file() {
+                sys::copy_access_lists(model, &open_file(&file))?;
+            }
             belong_like(&file, &like)?;
         }
         file.write_all(bytes)?;
@@ -82,8 +86,13 @@ pub(super) fn stage(
     }
     let staging = directory.join(format!(".{name}.tmp"));
     let _ = fs::remove_file(&staging);
-    write_like(models, &staging, bytes, durable)?;
-    Ok(Some(staging))
+    match write_like(models, &staging, bytes, durable) {
+        Ok(()) => Ok(Some(staging)),
+        Err(error) => {
+            let _ = fs::remove_file(&staging);
+            Err(error)
+        }
+    }
 }
 
 /// What the `positions.json` of a sequence is like: the one that is there, or `tokens`, about which it is.
@@ -114,17 +123,6 @@ pub(super) fn put(
 #[expect(clippy::disallowed_methods, reason = "these are files of a mount, not of a store")]
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SequenceError> {
     fs::rename(from, to).map_err(SequenceError::io(to))
-}
-
-/// Device and inode of what has a name.
-pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
-}
-
-/// Two directories change names.
-pub(super) fn exchange(one: &Path, other: &Path) -> Result<(), SequenceError> {
-    renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)
-        .map_err(|errno| SequenceError::io(other)(errno.into()))
 }
 
 /// Whether two directories have the same names, and behind each the same file or one of the same bytes.
@@ -165,7 +163,7 @@ fn read(path: &Path) -> Result<Vec<u8>, SequenceError> {
 /// Removes files of layers, one layer after the other, so that it takes no more descriptors than for one; they are gone after
 /// a crash, too. One that somebody else has removed is no error.
 pub(super) fn remove_all(
-    listed: &Listed, gone: &[(Layer, Vec<String>)], home: Home,
+    listed: &Listed<'_>, gone: &[(Layer, Vec<String>)], home: Home,
 ) -> Result<(), SequenceError> {
     let remove = |path: PathBuf| match fs::remove_file(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -185,21 +183,31 @@ pub(super) fn remove_all(
     unsynced.map_or(Ok(()), |directory| directory.within(sync))
 }
 
-/// Removes a directory with all that is in it, if it is there.
+/// Removes a directory with all that is in it, or what else has its name, if it is there.
 pub(super) fn remove_tree(directory: &Path) -> Result<(), SequenceError> {
-    match fs::remove_dir_all(directory) {
+    let removed = match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(directory),
+        // An empty one need not be looked into.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            fs::remove_dir(directory).map_err(|_| error)
+        }
+        outcome => outcome,
+    };
+    match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         outcome => outcome.map_err(SequenceError::io(directory)),
     }
 }
 
-/// Makes a directory with the owner, permissions and attributes of another one.
+/// Makes a directory with the owner, permissions and attributes of another one. In what is being filled, that is: an owner
+/// could put something else there otherwise.
 pub(super) fn make_like(model: &Path, directory: &Path) -> Result<Held, SequenceError> {
     let failed = SequenceError::io(directory);
-    let like = Held::open(model).map_err(SequenceError::io(model))?;
-    let found = like.metadata().map_err(SequenceError::io(model))?;
-    let made = make(directory)?;
-    let own = made.metadata().map_err(&failed)?;
+    let like = Held::open(model)?;
+    let found = like.metadata()?;
+    fs::create_dir(directory).map_err(&failed)?;
+    let made = Held::open(directory)?;
+    let own = made.metadata()?;
     if (own.uid(), own.gid()) != (found.uid(), found.gid()) {
         fchown(made.file(), Some(found.uid()), Some(found.gid())).map_err(&failed)?;
     }
@@ -208,17 +216,24 @@ pub(super) fn make_like(model: &Path, directory: &Path) -> Result<Held, Sequence
     Ok(made)
 }
 
-/// Makes a directory.
-pub(super) fn make(directory: &Path) -> Result<Held, SequenceError> {
-    fs::create_dir(directory)
-        .and_then(|()| Held::open(directory))
-        .map_err(SequenceError::io(directory))
+/// Gives what is below a directory, and has no other name, the owner and group of something.
+pub(super) fn give_away(directory: &Path, like: &Metadata) -> Result<(), SequenceError> {
+    for entry in entries(directory)? {
+        let path = entry.path();
+        let found = fs::symlink_metadata(&path).map_err(SequenceError::io(&path))?;
+        if found.is_dir() {
+            give_away(&path, like)?;
+        } else if found.nlink() > 1 {
+            continue;
+        }
+        lchown(&path, Some(like.uid()), Some(like.gid())).map_err(SequenceError::io(&path))?;
+    }
+    Ok(())
 }
 
 /// Gives all files below a directory another name below a new one.
 fn link_tree(from: &Path, to: &Path) -> Result<(), SequenceError> {
-    let from = Held::open(from).map_err(SequenceError::io(from))?;
-    from.within(|from| {
+    Held::open(from)?.within(|from| {
         make_like(from, to)?
             .within(|to| entries(from)?.iter().try_for_each(|entry| link(entry, to)))
     })

@@ -1,17 +1,27 @@
 //! A directory that is held open: what is done in it is done in this one, whatever has its name by now, and through no
 //! link that somebody puts there meanwhile.
 
-use std::fs::{File, Metadata};
+use std::ffi::OsStr;
+use std::fs::{DirBuilder, DirEntry, File, Metadata, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::SequenceError;
+use nix::fcntl::{OFlag, RenameFlags, renameat2};
+use nix::unistd::{AccessFlags, eaccess};
+
+use super::{SequenceError, files};
 use crate::reader::ReadError;
 use crate::sys;
 
 /// Where the kernel shows what this program has open.
 pub(super) const OPEN_FILES: &str = "/proc/self/fd";
+
+/// The path of a file that is open.
+pub(super) fn open_file(file: &File) -> PathBuf {
+    Path::new(OPEN_FILES).join(file.as_raw_fd().to_string())
+}
 
 #[derive(Debug)]
 pub(super) struct Held {
@@ -22,27 +32,127 @@ pub(super) struct Held {
 
 impl Held {
     /// Opens a directory that is no symbolic link.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let directory = sys::open_directory_no_follow(path)?;
+    pub(super) fn open(path: &Path) -> Result<Self, SequenceError> {
+        let directory = sys::open_directory_no_follow(path).map_err(SequenceError::io(path))?;
+        Ok(Self { directory, known: path.to_owned() })
+    }
+
+    /// The same without reading its names, which whoever may enter it need not be allowed.
+    pub(super) fn enter(path: &Path) -> Result<Self, SequenceError> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+        let directory = sys::open_no_follow(path, flags).map_err(SequenceError::io(path))?;
         Ok(Self { directory, known: path.to_owned() })
     }
 
     /// Opens one that is in this one, if it is there.
-    pub(super) fn open_inside(&self, name: &str) -> Result<Option<Self>, SequenceError> {
-        let known = self.known.join(name);
-        match sys::open_directory_no_follow(&self.path().join(name)) {
+    pub(super) fn open_inside(
+        &self, name: impl AsRef<OsStr>,
+    ) -> Result<Option<Self>, SequenceError> {
+        let known = self.known_path(&name);
+        match sys::open_directory_no_follow(&self.path_of(&name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(SequenceError::io(&known)(error)),
             Ok(directory) => Ok(Some(Self { directory, known })),
         }
     }
 
+    /// What has a name in it, if that is no symbolic link.
+    pub(super) fn find(&self, name: impl AsRef<OsStr>) -> Result<Option<Metadata>, SequenceError> {
+        match sys::metadata_no_follow(&self.path_of(&name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => found.map(Some).map_err(SequenceError::io(&self.known_path(&name))),
+        }
+    }
+
+    /// What is in it.
+    pub(super) fn entries(&self) -> Result<Vec<DirEntry>, SequenceError> {
+        self.within(files::entries)
+    }
+
+    /// Makes a directory in it with these permissions at most, and does not look what it is by now.
+    pub(super) fn make_inside(
+        &self, name: impl AsRef<OsStr>, mode: u32,
+    ) -> Result<(), SequenceError> {
+        let outcome = DirBuilder::new().mode(mode).create(self.path_of(&name));
+        outcome.map_err(SequenceError::io(&self.known_path(&name)))
+    }
+
+    /// Gives what is in it another name in it.
+    pub(super) fn rename(
+        &self, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>,
+    ) -> Result<(), SequenceError> {
+        self.rename_with(RenameFlags::empty(), from.as_ref(), to.as_ref())
+    }
+
+    /// Two directories that are in it change names.
+    pub(super) fn exchange(
+        &self, one: impl AsRef<OsStr>, other: impl AsRef<OsStr>,
+    ) -> Result<(), SequenceError> {
+        self.rename_with(RenameFlags::RENAME_EXCHANGE, one.as_ref(), other.as_ref())
+    }
+
+    fn rename_with(
+        &self, flags: RenameFlags, from: &OsStr, to: &OsStr,
+    ) -> Result<(), SequenceError> {
+        renameat2(&self.directory, from, &self.directory, to, flags)
+            .map_err(|errno| SequenceError::io(&self.known_path(to))(errno.into()))
+    }
+
+    /// Removes a directory that is in it with all that is in that, if it is there.
+    pub(super) fn remove_tree(&self, name: impl AsRef<OsStr>) -> Result<(), SequenceError> {
+        self.within(|path| files::remove_tree(&path.join(name.as_ref())))
+    }
+
+    /// Makes what is in it survive a crash.
+    pub(super) fn sync(&self) -> Result<(), SequenceError> {
+        self.directory.sync_all().map_err(SequenceError::io(&self.known))
+    }
+
     pub(super) fn file(&self) -> &File {
         &self.directory
     }
 
-    pub(super) fn metadata(&self) -> io::Result<Metadata> {
-        self.directory.metadata()
+    pub(super) fn metadata(&self) -> Result<Metadata, SequenceError> {
+        self.directory.metadata().map_err(SequenceError::io(&self.known))
+    }
+
+    /// Device and inode.
+    pub(super) fn identity(&self) -> Result<(u64, u64), SequenceError> {
+        self.metadata().map(|found| (found.dev(), found.ino()))
+    }
+
+    /// Takes the rights of all but its owner; whether that was possible.
+    pub(super) fn close_to_others(&self) -> Result<bool, SequenceError> {
+        let before = self.metadata()?.mode();
+        let closed = Permissions::from_mode(before & 0o7700);
+        match self.directory.set_permissions(closed) {
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => Ok(false),
+            outcome => {
+                outcome.map_err(SequenceError::io(&self.known))?;
+                Ok(self.metadata()?.mode() != before)
+            }
+        }
+    }
+
+    /// Fails unless this program may make and remove names in it.
+    pub(super) fn check_may_change(&self) -> Result<(), SequenceError> {
+        eaccess(&self.path(), AccessFlags::W_OK | AccessFlags::X_OK)
+            .map_err(|errno| SequenceError::io(&self.known)(errno.into()))
+    }
+
+    /// The path that people know.
+    pub(super) fn known(&self) -> &Path {
+        &self.known
+    }
+
+    /// The path of something in it that people know.
+    pub(super) fn known_path(&self, name: impl AsRef<OsStr>) -> PathBuf {
+        self.known.join(name.as_ref())
+    }
+
+    /// A path that leads to something in it.
+    fn path_of(&self, name: impl AsRef<OsStr>) -> PathBuf {
+        self.path().join(name.as_ref())
     }
 
     /// A path that leads into it.
@@ -52,7 +162,7 @@ impl Held {
     }
 
     fn place(&self) -> PathBuf {
-        Path::new(OPEN_FILES).join(self.directory.as_raw_fd().to_string())
+        open_file(&self.directory)
     }
 
     /// Does something with that path; errors have the one that people know.
@@ -92,6 +202,9 @@ fn renamed(error: SequenceError, known: impl FnOnce(PathBuf) -> PathBuf) -> Sequ
         }
         SequenceError::Read(ReadError::Refused { path, error }) => {
             SequenceError::Read(ReadError::Refused { path: known(path), error })
+        }
+        SequenceError::Read(ReadError::Manifest { path, why }) => {
+            SequenceError::Read(ReadError::Manifest { path: known(path), why })
         }
         SequenceError::Read(ReadError::Changed(path)) => {
             SequenceError::Read(ReadError::Changed(known(path)))

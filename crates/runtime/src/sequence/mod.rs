@@ -48,12 +48,14 @@ mod change;
 mod error;
 mod files;
 mod held;
+mod opened;
 mod range;
 mod rebuild;
 mod revision;
 mod source;
 mod turn;
 mod whole;
+mod work;
 
 #[cfg(test)]
 mod tests;
@@ -70,7 +72,7 @@ pub use turn::tell_of_waits;
 
 use crate::page::{Layer, LayerKind, Manifest, Positions, names};
 use crate::reader::layer_scan::Rules;
-use crate::reader::listing::{self, layer_directory};
+use crate::reader::listing;
 use crate::reader::page::Home;
 use crate::sys;
 use range::{bounds, outside};
@@ -92,10 +94,14 @@ impl Sequences {
     /// [`SequenceError::Read`] if there is no manifest.
     pub fn open(model: &Path) -> Result<Self, SequenceError> {
         let directory = model.join(names::SEQUENCES);
-        let (manifest, home) = listing::manifest(&directory.join("any"))?;
-        let sequences = Self { directory, manifest, home };
-        is_there(&sequences.directory)?;
-        Ok(sequences)
+        let (manifest, home) = listing::manifest_of_model(model)?;
+        // A model without sequences has none.
+        match sys::metadata_no_follow(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(SequenceError::io(&directory)(error))
+            }
+            _ => Ok(Self { directory, manifest, home }),
+        }
     }
 
     /// The model's manifest.
@@ -114,7 +120,8 @@ impl Sequences {
     /// [`SequenceError::Io`].
     pub fn names(&self) -> Result<Vec<String>, SequenceError> {
         let mut names = Vec::new();
-        for entry in files::entries(&self.directory)? {
+        let Some(opened) = self.enter()? else { return Ok(names) };
+        for entry in opened.directory.entries()? {
             let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
             let name = entry.file_name().into_string();
             names.extend(name.ok().filter(|name| is_directory && check_name(name).is_ok()));
@@ -128,8 +135,7 @@ impl Sequences {
     /// # Errors
     /// [`SequenceError::NoSuchSequence`], [`SequenceError::Read`].
     pub fn positions(&self, name: &str) -> Result<(Positions, u64), SequenceError> {
-        let listed = self.list(name)?;
-        Ok((listed.listing.positions, listed.rows))
+        self.with_listed(name, |listed| Ok((listed.listing.positions, listed.rows)))
     }
 
     /// First and last position of a sequence; `None` if it is empty. Every position between them
@@ -139,16 +145,17 @@ impl Sequences {
     /// # Errors
     /// As [`positions`](Self::positions).
     pub fn seq_pos(&self, name: &str) -> Result<Option<(u64, u64)>, SequenceError> {
-        let listed = self.list(name)?;
-        let positions = &listed.listing.positions;
-        let Some((mut first, last)) = positions.ends(listed.rows) else { return Ok(None) };
-        for (_, pages) in self.sliding_layers(&listed) {
-            let tail = || pages.tail.map_or(0, |tail| tail.0);
-            let end = pages.pages.first().map_or_else(tail, |page| page.start.0);
-            let ends = positions.within(0..end.min(listed.rows)).map(|run| run.positions().end);
-            first = ends.fold(first, u64::max);
-        }
-        Ok(Some((first, last)))
+        self.with_listed(name, |listed| {
+            let positions = &listed.listing.positions;
+            let Some((mut first, last)) = positions.ends(listed.rows) else { return Ok(None) };
+            for (_, pages) in self.sliding_layers(&listed) {
+                let tail = || pages.tail.map_or(0, |tail| tail.0);
+                let end = pages.pages.first().map_or_else(tail, |page| page.start.0);
+                let ends = positions.within(0..end.min(listed.rows));
+                first = ends.map(|run| run.positions().end).fold(first, u64::max);
+            }
+            Ok(Some((first, last)))
+        })
     }
 
     /// Removes the tokens at some positions.
@@ -201,10 +208,10 @@ impl Sequences {
         &self, from: &str, to: &str, positions: impl RangeBounds<u64>,
     ) -> Result<(), SequenceError> {
         if from == to {
-            return self.list(from).map(drop);
+            return self.with_listed(from, |_| Ok(()));
         }
         let (before, behind) = outside(&positions);
-        let select = |listed: &Listed| {
+        let select = |listed: &Listed<'_>| {
             let mut stands = listed.listing.positions.clone();
             for gone in [before, behind].into_iter().flatten() {
                 stands.remove(listed.rows, gone);
@@ -216,16 +223,20 @@ impl Sequences {
             Ok((stands, end))
         };
         self.fetch(from, select);
-        let _turn = self.begin(to)?;
+        let turn = self.begin(to)?;
         attempt(&self.path(from), || {
-            let listed = self.list(from)?;
+            let listed = turn.list(from)?;
             let (stands, end) = select(&listed)?;
-            let is_there = self.has(to)?;
-            if is_there && self.list(to)?.rows > 0 {
-                return Err(SequenceError::Exists(to.to_owned()));
+            let is_there = turn.has(to)?;
+            if is_there {
+                let there = turn.list(to)?;
+                if there.rows > 0 {
+                    return Err(SequenceError::Exists(to.to_owned()));
+                }
+                there.directory().check_may_change()?;
             }
             let rebuild = Rebuild { from: &listed, positions: &stands, end, keeps_layers: true };
-            self.copy(&rebuild, to, is_there)
+            turn.copy(&rebuild, to, is_there)
         })
     }
 
@@ -271,9 +282,9 @@ impl Sequences {
     /// # Errors
     /// [`SequenceError::NoSuchSequence`], before anything is removed; [`SequenceError::Io`].
     pub fn seq_keep(&self, name: &str) -> Result<(), SequenceError> {
-        self.list(name)?;
+        self.with_listed(name, |_| Ok(()))?;
         let others = self.names()?.into_iter().filter(|other| other != name);
-        others.into_iter().try_for_each(|other| self.delete(&other))
+        others.into_iter().try_for_each(|other| self.remove(&other))
     }
 
     /// Removes all tokens of a sequence; its directory and its limits stay.
@@ -281,11 +292,11 @@ impl Sequences {
     /// # Errors
     /// [`SequenceError::NoSuchSequence`], [`SequenceError::Read`], [`SequenceError::Io`].
     pub fn clear(&self, name: &str) -> Result<(), SequenceError> {
-        let _turn = self.begin(name)?;
+        let turn = self.begin(name)?;
         attempt(&self.path(name), || {
-            let (from, positions) = (&self.list_settled(name)?, &Positions::default());
+            let (from, positions) = (&turn.list_settled(name)?, &Positions::default());
             let rebuild = Rebuild { from, positions, end: 0, keeps_layers: false };
-            self.replace(&rebuild, name, |_| Ok((Positions::default(), 0)))
+            turn.replace(&rebuild, name, |_| Ok((Positions::default(), 0)))
         })
     }
 
@@ -295,25 +306,26 @@ impl Sequences {
     /// # Errors
     /// As [`clear`](Self::clear).
     pub fn trim(&self, name: &str) -> Result<bool, SequenceError> {
-        let _turn = self.begin(name)?;
+        let turn = self.begin(name)?;
         attempt(&self.path(name), || {
-            let listed = self.list_settled(name)?;
+            let listed = turn.list_settled(name)?;
             if listed.is_whole(&self.manifest)? {
                 return Ok(false);
             }
             let (positions, end) = (&listed.listing.positions, listed.rows);
             let rebuild = Rebuild { from: &listed, positions, end, keeps_layers: true };
-            self.replace(&rebuild, name, |now| Ok((now.listing.positions.clone(), now.rows)))?;
+            turn.replace(&rebuild, name, |now| Ok((now.listing.positions.clone(), now.rows)))?;
             Ok(true)
         })
     }
 
-    /// Removes all sequences.
+    /// Removes all sequences, and what interrupted operations left.
     ///
     /// # Errors
     /// [`SequenceError::Io`].
     pub fn clear_all(&self) -> Result<(), SequenceError> {
-        self.names()?.iter().try_for_each(|name| self.delete(name))
+        self.names()?.iter().try_for_each(|name| self.remove(name))?;
+        self.remove_rests()
     }
 
     /// Removes pages of layers with a sliding window that neither the last token nor any later one
@@ -322,8 +334,8 @@ impl Sequences {
     /// # Errors
     /// As [`clear`](Self::clear).
     pub fn drop_outside_window(&self, name: &str) -> Result<u64, SequenceError> {
-        let _turn = self.begin(name)?;
-        let listed = self.list(name)?;
+        let turn = self.begin(name)?;
+        let listed = turn.list(name)?;
         let page_tokens = u64::from(self.manifest.geometry().page_tokens());
         let (mut dropped, mut count) = (Vec::new(), 0);
         for (layer, pages) in self.sliding_layers(&listed) {
@@ -352,38 +364,27 @@ impl Sequences {
     pub fn latest_snapshot(
         &self, name: &str, layer: Layer,
     ) -> Result<Option<(u64, PathBuf)>, SequenceError> {
-        let listed = self.list(name)?;
-        let directory = layer_directory(&listed.path, layer);
-        let mut latest = None;
-        for entry in files::entries(&directory)? {
-            if let Some(tokens) = names::parse_state(entry.file_name().as_bytes()) {
-                latest = latest.max(Some((tokens.0, entry.path())));
+        self.with_listed(name, |listed| {
+            let Some(directory) = listed.layer(layer)? else { return Ok(None) };
+            let mut latest = None;
+            for entry in directory.entries()? {
+                let name = entry.file_name();
+                if let Some(tokens) = names::parse_state(name.as_bytes()) {
+                    latest = latest.max(Some((tokens.0, directory.known_path(&name))));
+                }
             }
-        }
-        Ok(latest)
-    }
-
-    /// Whether there is a sequence of that name.
-    fn has(&self, name: &str) -> Result<bool, SequenceError> {
-        is_there(&self.path(name))
+            Ok(latest)
+        })
     }
 
     fn sliding_layers<'a>(
-        &'a self, listed: &'a Listed,
+        &'a self, listed: &'a Listed<'_>,
     ) -> impl Iterator<Item = (Layer, &'a listing::ListedLayer)> {
         let layers = (0..self.manifest.geometry().num_layers()).map(Layer);
         let all = layers.zip(&listed.listing.layers);
         all.filter(|(layer, _)| {
             matches!(self.manifest.layer_kind(*layer), Some(LayerKind::Sliding { .. }))
         })
-    }
-}
-
-/// Whether a name is taken, which is no symbolic link.
-fn is_there(path: &Path) -> Result<bool, SequenceError> {
-    match sys::metadata_no_follow(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        found => found.map(|_| true).map_err(SequenceError::io(path)),
     }
 }
 

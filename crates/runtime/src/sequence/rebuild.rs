@@ -7,13 +7,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::beside::Staying;
+use super::opened::Turn;
 use super::source::Listed;
+use super::work::Work;
 use super::{SequenceError, Sequences, files};
 use crate::page::limits::MAX_FILE_BYTES;
 use crate::page::names::{self, LayerEntry};
 use crate::page::{
-    Geometry, Layer, LayerKind, Manifest, PageView, Positions, PrefixHash, StatePlace, TokenStart,
-    unpack_rows,
+    Geometry, Layer, LayerKind, Manifest, PageError, PageView, Positions, PrefixHash, StatePlace,
+    TokenStart, unpack_rows,
 };
 use crate::reader::ReadError;
 use crate::reader::layer_scan::Rules;
@@ -28,7 +30,7 @@ const ID_BYTES: u64 = size_of::<u32>() as u64;
 
 /// What is made.
 pub(super) struct Rebuild<'a> {
-    pub(super) from: &'a Listed,
+    pub(super) from: &'a Listed<'a>,
     /// Of the new one.
     pub(super) positions: &'a Positions,
     /// Rows that stay; those behind go.
@@ -38,13 +40,17 @@ pub(super) struct Rebuild<'a> {
 }
 
 impl Rebuild<'_> {
-    /// Makes directory `to`; it is durable then.
-    pub(super) fn run(&self, sequences: &Sequences, to: &Path) -> Result<(), SequenceError> {
+    /// Makes what is to be called so; what is in it is durable then.
+    pub(super) fn run<'t>(
+        &'t self, turn: &'t Turn<'_>, name: &str,
+    ) -> Result<Work<'t>, SequenceError> {
+        let sequences = turn.all;
         if self.keeps_layers && self.end > 0 && self.end < self.from.rows {
             self.check_states(&sequences.manifest)?;
             self.check_windows(&sequences.manifest)?;
         }
-        files::make_like(&self.from.held(), to)?.within(|to| self.fill(sequences, to))
+        Work::make(&turn.directory, name, Some(self.from.directory()))?
+            .fill(|to| self.fill(sequences, to))
     }
 
     fn fill(&self, sequences: &Sequences, to: &Path) -> Result<(), SequenceError> {
@@ -265,6 +271,10 @@ impl Rebuild<'_> {
         };
         let path = from.join(names::format_tail(start));
         let count = self.end - start.0;
+        if count > page_tokens {
+            let error = PageError::Rows(format!("has rows of more than {page_tokens} tokens"));
+            return Err(ReadError::Refused { path, error }.into());
+        }
         let rows = match sys::read_no_follow(&path, count * geometry.row_bytes()) {
             // It became a page since it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -325,7 +335,9 @@ fn missing_in_windows(
 impl Sequences {
     /// Whether two sequences have the same tokens in the same places, and share their pages.
     pub(super) fn is_copy(&self, copy: &str, of: &str) -> Result<bool, SequenceError> {
-        let (one, other) = (self.list(copy)?, self.list(of)?);
+        let none = || SequenceError::NoSuchSequence(self.path(copy));
+        let opened = self.enter()?.ok_or_else(none)?;
+        let (one, other) = (opened.list(copy)?, opened.list(of)?);
         let is_alike = one.rows == other.rows && one.listing.positions == other.listing.positions;
         Ok(is_alike && files::are_shared(&one.held(), &other.held())?)
     }

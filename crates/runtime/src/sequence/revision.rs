@@ -5,15 +5,19 @@
 //! read them on, and their bytes go when the last of them is closed. What a crash leaves under that name goes with the
 //! next change of the model's revision.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::files;
-use super::turn::Turn;
-use super::{SequenceError, Sequences};
-use crate::page::limits::MAX_MANIFEST_BYTES;
+use super::held::Held;
+use super::work::{Work, work_name};
+use super::{SequenceError, files, turn};
+use crate::page::limits::MANIFEST_BYTES_READ;
 use crate::page::{Manifest, ManifestFields, names};
+use crate::reader::listing;
 use crate::sys;
 
 /// Gives the model in directory `MOUNT/models/NAME` another revision of its weights, and no sequences. Its owner,
@@ -30,54 +34,82 @@ pub fn begin_revision(model: &Path, revision: &str) -> Result<Option<Manifest>, 
     let (Some(models), Some(name)) = (model.parent(), model.file_name()) else {
         return Err(SequenceError::Name(model.display().to_string()));
     };
-    let _turn = Turn::wait(models)?;
-    let mut work = name.to_owned();
-    work.push(names::WORK_SUFFIX);
-    let made = models.join(work);
-    let old = Sequences::open(&model)?;
-    remove_left(&made, old.manifest())?;
-    if old.manifest().fields().model_revision.as_deref() == Some(revision) {
+    let (models, like, _turn) = turns(models, &model, name)?;
+    let work = work_name(name);
+    let old = like.within(|path| Ok(listing::read_manifest(path)?))?;
+    remove_left(&models, &work, &old)?;
+    if old.fields().model_revision.as_deref() == Some(revision) {
         return Ok(None);
     }
-    let mut fields = old.manifest().fields().clone();
+    let mut fields = old.fields().clone();
     fields.model_revision = Some(revision.to_owned());
     let manifest = Manifest::new(fields).map_err(SequenceError::Manifest)?;
-    let made_whole = make(&model, &made, &manifest);
-    let outcome = made_whole.and_then(|()| {
-        // Nobody changes the sequences meanwhile; who waits finds none.
-        let _turn = Turn::wait(&model.join(names::SEQUENCES))?;
-        files::exchange(&made, &model)?;
-        files::sync(models)
+    let made = make(&like, (&models, name), &manifest);
+    let outcome = made.and_then(|made| {
+        // Whoever waits for the turn of the sequences finds none.
+        made.open_up(true)?.exchange(name)?;
+        models.sync()
     });
-    outcome.and(files::remove_tree(&made))?;
-    files::sync(models)?;
+    outcome.and(models.remove_tree(&work))?;
+    models.sync()?;
     Ok(Some(manifest))
 }
 
-/// Removes what an interrupted change of the revision has left.
-fn remove_left(left: &Path, manifest: &Manifest) -> Result<(), SequenceError> {
-    let path = left.join(names::MANIFEST);
-    let found = match sys::read_no_follow(&path, MAX_MANIFEST_BYTES as u64) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        outcome => Some(outcome.map_err(SequenceError::io(&path))?),
-    };
-    let shape =
-        |manifest: &Manifest| ManifestFields { model_revision: None, ..manifest.fields().clone() };
-    let is_ours = found.is_none_or(|json| {
-        Manifest::parse(&json).is_ok_and(|found| shape(&found) == shape(manifest))
-    });
-    if !is_ours {
-        let taken = io::Error::from_raw_os_error(libc::EEXIST);
-        return Err(SequenceError::io(left)(taken));
+/// The directory of all models, that of one, and that of its sequences, when it is the turn in the first and the last. That of
+/// the sequences comes first: whoever keeps it for long is not to hold up changes of other models.
+fn turns(models: &Path, model: &Path, name: &OsStr) -> Result<(Held, Held, Held), SequenceError> {
+    loop {
+        let sequences = turn::wait(&model.join(names::SEQUENCES))?;
+        let all = turn::wait(models)?;
+        let gone = || SequenceError::io(model)(io::Error::from_raw_os_error(libc::ENOENT));
+        let like = all.open_inside(name)?.ok_or_else(gone)?;
+        // Another revision may have come meanwhile.
+        let now = like.find(names::SEQUENCES)?;
+        let own = sequences.identity()?;
+        if now.is_some_and(|now| (now.dev(), now.ino()) == own) {
+            return Ok((all, like, sequences));
+        }
     }
-    files::remove_tree(left)
 }
 
-fn make(like: &Path, to: &Path, manifest: &Manifest) -> Result<(), SequenceError> {
-    files::make_like(like, to)?.within(|to| {
-        let models = [like.join(names::MANIFEST), like.to_owned()];
-        files::publish(to, names::MANIFEST, &models, manifest.to_json().as_bytes())?;
-        files::make_like(&like.join(names::SEQUENCES), &to.join(names::SEQUENCES))?;
-        files::sync(to)
+/// Removes what an interrupted change of the revision has left.
+fn remove_left(models: &Held, left: &OsStr, manifest: &Manifest) -> Result<(), SequenceError> {
+    let Some(directory) = models.open_inside(left)? else { return Ok(()) };
+    let found = directory.within(|path| {
+        let path = path.join(names::MANIFEST);
+        match sys::read_no_follow(&path, MANIFEST_BYTES_READ) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            outcome => outcome.map(Some).map_err(SequenceError::io(&path)),
+        }
+    })?;
+    let shape =
+        |manifest: &Manifest| ManifestFields { model_revision: None, ..manifest.fields().clone() };
+    // One that was interrupted before it had a manifest, or when that was removed, has nothing else.
+    let has_nothing_else = || -> Result<bool, SequenceError> {
+        let is_of_model =
+            |name: &OsStr| name == names::SEQUENCES || names::is_staging(name.as_bytes());
+        Ok(directory.entries()?.iter().all(|entry| is_of_model(&entry.file_name())))
+    };
+    let is_ours = match found {
+        None => has_nothing_else()?,
+        Some(json) => Manifest::parse(&json).is_ok_and(|found| shape(&found) == shape(manifest)),
+    };
+    if !is_ours {
+        let taken = io::Error::from_raw_os_error(libc::EEXIST);
+        return Err(SequenceError::io(&models.known_path(left))(taken));
+    }
+    models.remove_tree(left)
+}
+
+fn make<'a>(
+    like: &'a Held, (models, name): (&'a Held, &OsStr), manifest: &Manifest,
+) -> Result<Work<'a>, SequenceError> {
+    Work::make(models, name, Some(like))?.fill(|to| {
+        like.within(|like| {
+            let owners = [like.join(names::MANIFEST), like.to_owned()];
+            files::publish(to, names::MANIFEST, &owners, manifest.to_json().as_bytes())?;
+            files::make_like(&like.join(names::SEQUENCES), &to.join(names::SEQUENCES))?;
+            files::sync(to)
+        })
     })
 }

@@ -4,14 +4,15 @@
 //! sequence. So whoever has read looks again at the end. The directory stays open until then, so that no other
 //! can have its inode number.
 
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use super::SequenceError;
 use super::held::{Held, named};
-use super::{SequenceError, Sequences, check_name};
 use crate::page::{Layer, Manifest, TokenStart, names};
 use crate::reader::ReadError;
 use crate::reader::listing::{self, ListedLayer, Listing, layer_directory};
@@ -24,15 +25,17 @@ pub(super) const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// An append that has not come to its end after so long is one that was interrupted.
-const APPEND: Duration = Duration::from_millis(50);
+pub(super) const APPEND: Duration = Duration::from_millis(50);
 
 /// A sequence as it was listed.
 #[derive(Debug)]
-pub(crate) struct Listed {
+pub(super) struct Listed<'a> {
     pub(super) path: PathBuf,
     pub(super) listing: Listing,
     /// Tokens whose rows and ids are there.
     pub(super) rows: u64,
+    name: OsString,
+    above: &'a Held,
     directory: Held,
     marks: Marks,
 }
@@ -54,18 +57,20 @@ struct LayerMarks {
     tail: Option<(u64, u64)>,
 }
 
-impl Listed {
-    fn look(path: &Path, manifest: &Manifest) -> Result<Self, SequenceError> {
-        let is_none = |error: &io::Error| {
-            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+impl<'a> Listed<'a> {
+    /// Looks at what has a name in that directory.
+    pub(super) fn look(
+        above: &'a Held, name: impl AsRef<OsStr>, manifest: &Manifest,
+    ) -> Result<Self, SequenceError> {
+        let name = name.as_ref();
+        let path = above.known_path(name);
+        let is_none = |error: &SequenceError| matches!(error, SequenceError::Io { error, .. } if error.kind() == io::ErrorKind::NotADirectory);
+        let directory = match above.open_inside(name) {
+            Ok(Some(directory)) => directory,
+            Ok(None) => return Err(SequenceError::NoSuchSequence(path)),
+            Err(error) if is_none(&error) => return Err(SequenceError::NoSuchSequence(path)),
+            Err(error) => return Err(error),
         };
-        let directory = match Held::open(path) {
-            Err(error) if is_none(&error) => {
-                return Err(SequenceError::NoSuchSequence(path.to_owned()));
-            }
-            outcome => outcome.map_err(SequenceError::io(path))?,
-        };
-        let found = directory.metadata().map_err(SequenceError::io(path))?;
         // Of this directory, also where another one takes its name meanwhile.
         let held = directory.path();
         let listing = listing::list(&held, manifest)?;
@@ -73,11 +78,12 @@ impl Listed {
         let layers = (0..).map(Layer).zip(&listing.layers);
         let layers = layers.map(|(layer, listed)| LayerMarks::of(&held, layer, listed));
         let marks = Marks {
-            directory: (found.dev(), found.ino()),
+            directory: directory.identity()?,
             tokens: mark(&held.join(names::TOKENS))?,
             layers: layers.collect::<Result<_, _>>()?,
         };
-        Ok(Self { path: path.to_owned(), listing, rows, directory, marks })
+        let name = name.to_owned();
+        Ok(Self { path, listing, rows, name, above, directory, marks })
     }
 
     /// A path that leads into this directory, whatever has its name by now.
@@ -85,14 +91,25 @@ impl Listed {
         self.directory.path()
     }
 
-    /// The directory of one of its layers, if it is there.
-    pub(super) fn layer(&self, layer: Layer) -> Result<Option<Held>, SequenceError> {
-        self.directory.open_inside(&names::format_layer(layer))
+    pub(super) fn directory(&self) -> &Held {
+        &self.directory
     }
 
-    /// Fails unless what is at `path` by now is this sequence, and nothing in it has changed.
-    pub(super) fn check_same(&self, path: &Path, manifest: &Manifest) -> Result<(), SequenceError> {
-        let now = self.look_again(path, manifest)?;
+    /// The directory of one of its layers, if it is there.
+    pub(super) fn layer(&self, layer: Layer) -> Result<Option<Held>, SequenceError> {
+        self.directory.open_inside(names::format_layer(layer))
+    }
+
+    /// Fails unless what has its name by now is this sequence, and nothing in it has changed.
+    pub(super) fn check_same(&self, manifest: &Manifest) -> Result<(), SequenceError> {
+        self.check_same_as(&self.name, manifest)
+    }
+
+    /// The same of another name.
+    pub(super) fn check_same_as(
+        &self, name: &OsStr, manifest: &Manifest,
+    ) -> Result<(), SequenceError> {
+        let now = self.look_again(name, manifest)?;
         self.check_equal(&now)
     }
 
@@ -105,10 +122,8 @@ impl Listed {
     }
 
     /// Fails unless its first `end` rows are still there as they were listed: more may have come.
-    pub(super) fn check_grown(
-        &self, manifest: &Manifest, end: u64,
-    ) -> Result<Listed, SequenceError> {
-        let now = self.look_again(&self.path, manifest)?;
+    pub(super) fn check_grown(&self, manifest: &Manifest, end: u64) -> Result<Self, SequenceError> {
+        let now = self.look_again(&self.name, manifest)?;
         let tokens = match (self.marks.tokens, now.marks.tokens) {
             (Some(old), Some(new)) => old.0 == new.0 && old.1 <= new.1,
             (old, new) => old.is_none() && new.is_none(),
@@ -123,11 +138,11 @@ impl Listed {
 
     /// As [`check_same`](Self::check_same), whatever its positions are by now.
     pub(super) fn check_rows(&self, manifest: &Manifest) -> Result<(), SequenceError> {
-        self.check_equal(&Self::look(&self.path, manifest)?)
+        self.check_equal(&Self::look(self.above, &self.name, manifest)?)
     }
 
-    fn look_again(&self, path: &Path, manifest: &Manifest) -> Result<Self, SequenceError> {
-        let now = match Self::look(path, manifest) {
+    fn look_again(&self, name: &OsStr, manifest: &Manifest) -> Result<Self, SequenceError> {
+        let now = match Self::look(self.above, name, manifest) {
             Err(SequenceError::NoSuchSequence(_)) => return Err(self.changed("it was removed")),
             outcome => outcome?,
         };
@@ -150,7 +165,7 @@ impl Listed {
     }
 
     pub(super) fn changed(&self, what: &str) -> SequenceError {
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = self.name.to_string_lossy().into_owned();
         SequenceError::Changed { name, attempts: 1, what: what.to_owned() }
     }
 }
@@ -195,24 +210,6 @@ fn has_grown(
     let mut pages = old.pages.iter().filter(|page| page.start.0 < end);
     let directory = old_marks.directory.is_none() || old_marks.directory == new_marks.directory;
     directory && tail && pages.all(|page| page_at(page.start) == Some(page.inode))
-}
-
-impl Sequences {
-    pub(super) fn list(&self, name: &str) -> Result<Listed, SequenceError> {
-        check_name(name)?;
-        let path = self.path(name);
-        attempt(&path, || Listed::look(&path, &self.manifest))
-    }
-
-    /// The same, but not in the middle of an append, unless that was interrupted.
-    pub(super) fn list_settled(&self, name: &str) -> Result<Listed, SequenceError> {
-        let listed = self.list(name)?;
-        if !listed.is_whole(&self.manifest)? {
-            thread::sleep(APPEND);
-            listed.check_same(&listed.path, &self.manifest)?;
-        }
-        Ok(listed)
-    }
 }
 
 /// Begins again where somebody changed the sequence at `path`, but not for ever.

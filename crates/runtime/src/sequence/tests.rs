@@ -2,7 +2,7 @@
 //! sound is in `tests/reader/edited`.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -161,6 +161,9 @@ fn files_that_are_links_are_not_read() {
         let line = place.his().state_write("x", &mut archive).unwrap_err().to_string();
         assert!(line.starts_with(&format!("{}: is a symbolic link: ", path.display())), "{line}");
         assert!(!archive.windows(8).any(|bytes| bytes == [7; 8]));
+        // Pages and tails are looked at wherever a sequence is listed.
+        let is_of_layer = path.starts_with(&layer);
+        assert!(!is_of_layer || place.his().seq_cp("x", "copy", ..).is_err());
         fs::remove_file(&path).unwrap();
         if was_there {
             files::rename(&aside, &path).unwrap();
@@ -185,4 +188,141 @@ fn a_pipe_is_not_waited_for() {
     assert_refused(&place.his(), "x", &path, "is no regular file");
     let opened = crate::reader::Sequence::open(&place.sequence("his")).unwrap_err().to_string();
     assert!(opened.ends_with("positions.json: is no regular file"), "{opened}");
+}
+
+/// What makes a sequence of a state in which a layer is called so.
+fn fill(work: &Path) -> Result<(), SequenceError> {
+    let layer = work.join("000");
+    fs::create_dir(&layer)
+        .and_then(|()| fs::write(layer.join("0000000.page"), "made"))
+        .map_err(SequenceError::io(&layer))
+}
+
+#[test]
+fn nobody_else_gets_into_what_is_being_filled() {
+    let place = Place::new();
+    let sequences = place.model("his").join("sequences");
+    let (empty, work) = (sequences.join("empty"), sequences.join("empty~"));
+    fs::create_dir(&empty).unwrap();
+    fs::set_permissions(&empty, fs::Permissions::from_mode(0o2775)).unwrap();
+    // Without privileges everything is the user's own, and only the permissions can tell.
+    let of_other = chown(&empty, Some(4711), Some(4711)).is_ok();
+    fs::set_permissions(&empty, fs::Permissions::from_mode(0o2775)).unwrap();
+    let access = |path: &Path| {
+        let found = path.metadata().unwrap();
+        (found.uid(), found.mode() & 0o7777)
+    };
+    let expected = access(&empty);
+    place
+        .his()
+        .make("empty", |into| {
+            assert_eq!(access(&work).1 & 0o777, 0o700);
+            assert!(!of_other || access(&work).0 != 4711);
+            fill(into)
+        })
+        .unwrap();
+    assert_eq!(access(&empty), expected);
+    assert_eq!(fs::read(empty.join("000/0000000.page")).unwrap(), b"made");
+    // As in any directory that hands its group down.
+    let layer = empty.join("000").metadata().unwrap();
+    assert!(!of_other || (layer.gid(), layer.mode() & libc::S_ISGID) == (4711, libc::S_ISGID));
+    let usual = sequences.join("usual");
+    fs::create_dir(&usual).unwrap();
+    place.his().make("new", fill).unwrap();
+    assert_eq!(access(&sequences.join("new")), access(&usual));
+}
+
+#[test]
+fn a_model_without_a_directory_of_sequences_has_none() {
+    let place = Place::new();
+    fs::remove_dir_all(place.model("his").join("sequences")).unwrap();
+    let all = place.his();
+    assert!(all.names().unwrap().is_empty());
+    assert!(matches!(all.positions("x"), Err(SequenceError::NoSuchSequence(_))));
+    assert!(matches!(all.seq_keep("x"), Err(SequenceError::NoSuchSequence(_))));
+    all.clear_all().unwrap();
+}
+
+#[test]
+fn an_operation_works_in_the_directory_that_it_has_opened() {
+    let place = Place::new();
+    let before = place.private();
+    let sequences = place.model("his").join("sequences");
+    let moved = place.model("his").join("moved");
+    let all = place.his();
+    let exchanged = |into: &Path| {
+        files::rename(&sequences, &moved)?;
+        symlink("../priv/sequences", &sequences).unwrap();
+        fill(into)
+    };
+    all.make("new", exchanged).unwrap();
+    assert_eq!(fs::read(moved.join("new/000/0000000.page")).unwrap(), b"made");
+    assert_eq!(place.private(), before);
+    for (operation, outcome) in told(&all, "x") {
+        let line = outcome.expect_err(operation).to_string();
+        assert!(line.contains("his/sequences: is a symbolic link: "), "{operation}: {line}");
+    }
+    assert_eq!(place.private(), before);
+}
+
+#[test]
+fn what_takes_the_place_of_what_was_made_gets_no_name() {
+    let place = Place::new();
+    let before = place.private();
+    let sequences = place.model("his").join("sequences");
+    let (work, aside) = (sequences.join("new~"), sequences.join("aside"));
+    let link = || symlink("../../priv/sequences/x", &work).unwrap();
+    let directory = || fs::create_dir(&work).unwrap();
+    let exchanges: [(&dyn Fn(), &str); 2] =
+        [(&link, "is a symbolic link: "), (&directory, "somebody put something else")];
+    for (exchange, why) in exchanges {
+        let made = place.his().make("new", |into| {
+            files::rename(&work, &aside)?;
+            exchange();
+            fill(into)
+        });
+        let said = made.unwrap_err().to_string();
+        assert!(said.starts_with(&format!("{}: {why}", work.display())), "{said}");
+        assert!(!sequences.join("new").exists() && work.symlink_metadata().is_err());
+        fs::remove_dir_all(&aside).unwrap();
+    }
+    assert_eq!(place.private(), before);
+}
+
+/// An access list (acl(5)) as the kernel keeps it: of a user by name, and nothing for the group.
+fn access_list(user: u32) -> Vec<u8> {
+    const NOBODY: u32 = u32::MAX;
+    let entries = [(1, 7, NOBODY), (2, 7, user), (4, 0, NOBODY), (16, 7, NOBODY), (32, 0, NOBODY)];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, rights, id) in entries {
+        list.extend(u16::to_le_bytes(tag));
+        list.extend(u16::to_le_bytes(rights));
+        list.extend(u32::to_le_bytes(id));
+    }
+    list
+}
+
+#[test]
+fn access_lists_stay_what_they_are() {
+    let place = Place::new();
+    let (sequence, sequences) = (place.sequence("his"), place.model("his").join("sequences"));
+    let (access, default) = (c"system.posix_acl_access", c"system.posix_acl_default");
+    let list = access_list(4712);
+    sys::set_extended_attribute(&sequence, access, &list).unwrap();
+    sys::set_extended_attribute(&sequence.join(names::TOKENS), access, &list).unwrap();
+    // What comes from above is not what the sequence has.
+    sys::set_extended_attribute(&sequences, default, &access_list(4713)).unwrap();
+    let all = place.his();
+    all.seq_rm("x", 34..).unwrap();
+    all.seq_cp("x", "copy", ..).unwrap();
+    for sequence in [sequence, sequences.join("copy")] {
+        let lists = |name: &str, list| sys::extended_attribute(&sequence.join(name), list).unwrap();
+        assert_eq!(lists("", access).as_ref(), Some(&list));
+        assert_eq!(lists("", default), None);
+        assert_eq!(lists(names::TOKENS, access).as_ref(), Some(&list));
+        assert_eq!(lists("000", access), None);
+    }
+    all.make("new", fill).unwrap();
+    let new = sys::extended_attribute(&sequences.join("new"), default).unwrap();
+    assert_eq!(new, Some(access_list(4713)));
 }

@@ -1,14 +1,15 @@
 //! Operations on the sequences of a model take turns.
 
-use std::fs::{File, TryLockError};
+use std::fs::TryLockError;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread::{self, Builder};
+use std::thread::Builder;
 use std::time::Duration;
 
 use super::SequenceError;
+use super::held::Held;
 use crate::sys;
 
 /// Most operations are shorter.
@@ -24,31 +25,22 @@ pub fn tell_of_waits(tell: fn(&Path)) {
     let _ = TELL.set(tell);
 }
 
-/// The turn of one operation; ends when it is dropped.
-#[derive(Debug)]
-pub(super) struct Turn {
-    _directory: File,
-}
-
-impl Turn {
-    /// Waits for the turns of others in this directory.
-    pub(super) fn wait(directory: &Path) -> Result<Self, SequenceError> {
-        let failed = SequenceError::io(directory);
-        loop {
-            let opened = sys::open_directory_no_follow(directory).map_err(&failed)?;
-            match opened.try_lock() {
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => {
-                    telling(directory, || opened.lock()).map_err(&failed)?;
-                }
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
+/// Opens a directory when no other operation is in it; the turn ends when it is closed.
+pub(super) fn wait(path: &Path) -> Result<Held, SequenceError> {
+    let failed = SequenceError::io(path);
+    loop {
+        let directory = Held::open(path)?;
+        match directory.file().try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                telling(path, || directory.file().lock()).map_err(&failed)?;
             }
-            // Whoever held the lock may have put another one in its place, or a link.
-            let now = sys::metadata_no_follow(directory).map_err(&failed)?;
-            let locked = opened.metadata().map_err(&failed)?;
-            if (now.dev(), now.ino()) == (locked.dev(), locked.ino()) {
-                return Ok(Self { _directory: opened });
-            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        // Whoever held the lock may have put another one in its place, or a link.
+        let now = sys::metadata_no_follow(path).map_err(&failed)?;
+        if (now.dev(), now.ino()) == directory.identity()? {
+            return Ok(directory);
         }
     }
 }
@@ -56,23 +48,22 @@ impl Turn {
 /// Waits, and has it told if that takes long. The lock itself is waited for in one call: whoever came first has it first.
 fn telling<T>(directory: &Path, wait: impl FnOnce() -> T) -> T {
     let Some(tell) = TELL.get() else { return wait() };
-    let (ended, end) = channel::<()>();
-    thread::scope(|scope| {
-        let watch = move || {
-            if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                tell(directory);
-            }
-        };
-        // Without a thread nothing is told.
-        let _ = Builder::new().name("kvfs-wait".to_owned()).spawn_scoped(scope, watch);
-        let outcome = wait();
-        drop(ended);
-        outcome
-    })
+    let (_ended, end) = channel::<()>();
+    let directory = directory.to_owned();
+    let watch = move || {
+        if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            tell(&directory);
+        }
+    };
+    // Nobody waits for it: what it writes to may be blocked. Without a thread nothing is told.
+    let _ = Builder::new().name("kvfs-wait".to_owned()).spawn(watch);
+    wait()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     /// Until somebody waits for the lock of a directory.
@@ -91,9 +82,9 @@ mod tests {
         for directory in [&his, &other] {
             std::fs::create_dir(directory).unwrap();
         }
-        let holder = Turn::wait(&his).unwrap();
+        let holder = wait(&his).unwrap();
         let waited = thread::scope(|scope| {
-            let waiter = Builder::new().spawn_scoped(scope, || Turn::wait(&his)).unwrap();
+            let waiter = Builder::new().spawn_scoped(scope, || wait(&his)).unwrap();
             wait_for_one_who_waits(&his);
             std::fs::remove_dir(&his).unwrap();
             std::os::unix::fs::symlink(&other, &his).unwrap();
@@ -104,6 +95,6 @@ mod tests {
         assert!(told.contains("sequences: is a symbolic link: "), "{told}");
         std::fs::remove_file(&his).unwrap();
         std::fs::create_dir(&his).unwrap();
-        Turn::wait(&his).unwrap();
+        wait(&his).unwrap();
     }
 }

@@ -166,7 +166,7 @@ fn what_is_no_sequence_is_refused() {
         outcome => panic!("{outcome:?}"),
     };
     let model = fixture.model();
-    assert_eq!(refused(&model.join("x")), "missing: this is no sequence of a model");
+    assert_eq!(refused(&model.join("x")), "missing: this is no model");
     assert_eq!(
         refused(Path::new("/")),
         "not in a model: name MOUNT/models/NAME/sequences/SEQUENCE"
