@@ -10,6 +10,7 @@ use super::attributes::Place;
 use super::damage::is_lost;
 use super::insert::{Origin, Verified};
 use super::opened::Opened;
+use super::publish::Publishing;
 use super::transfer::{WriteMode, WriteOutcome};
 use super::{FileSystem, FsError, descriptors};
 use crate::core::Core;
@@ -53,7 +54,9 @@ impl FileSystem {
         }
         Ok(Opened::uncached(handle, !writes))
     }
+}
 
+impl Publishing<'_> {
     /// Appends to a tail or token file: a descriptor without `O_APPEND` must name the end.
     pub(super) fn append(
         &self, id: InodeId, file: &dyn DiskFile, bytes: &[u8], mode: WriteMode,
@@ -75,7 +78,7 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         let border = match record.role {
-            role if inode.links == 0 => return Err(why_ended(&self.core, role, size)),
+            role if inode.links == 0 => return Err(why_ended(self.core, role, size)),
             Role::Tail { start, directory } => Some(self.core.tail_place(directory, start)?),
             _ => None,
         };
@@ -84,7 +87,7 @@ impl FileSystem {
             return Err(FsError::CrossesPage);
         }
         if let Some((place, page)) = &border {
-            check_side_rows(&self.core, (place, page), end, bytes.len())?;
+            check_side_rows(self.core, (place, page), end, bytes.len())?;
         }
         let full = border.filter(|(_, page)| end == rows_bytes(page));
         if !mode.may_wait && full.as_ref().is_some_and(|(_, page)| sealing_takes_long(page)) {
@@ -193,7 +196,7 @@ impl FileSystem {
         let inode = Inode { links: 1, ctime: Time::now(), ..source };
         // Rows will be added: from now on the disk's copy is the only one.
         state.metadata.forget_remote_copy(object)?;
-        if let Some(tiers) = &self.tiers {
+        if let Some(tiers) = self.residency.tiers {
             tiers.copies.forget_remote_copy(object);
         }
         self.core.insert_append(&mut state, to, &inode, (object, role))?;

@@ -47,7 +47,7 @@ impl FileSystem {
                 _ => return Ok(()),
             }
         };
-        self.check_pending(id, &place, object)
+        self.publishing().check(id, &place, object)
     }
 
     /// The last descriptor of a handle is gone.
@@ -82,7 +82,7 @@ impl FileSystem {
             drop(state);
             // Where another handle is left, its release does this.
             if writers == 0 {
-                self.publish_pending(&place)?;
+                self.publishing().publish(&place)?;
             }
             return self.core.state().drop_node_if_idle(id);
         }

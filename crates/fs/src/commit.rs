@@ -152,8 +152,8 @@ fn no_room() -> StoreError {
 
 /// Makes every change so far durable, where anything can be.
 fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
-    fs.publish_all_pending(None);
-    fs.seal_full_tails();
+    fs.publishing().publish_all(None);
+    fs.publishing().seal_full_tails();
     held_back::let_overdue_go(fs)?;
     make_room(&fs.core)?;
     let has_changes = fs.core.state().metadata.uncommitted() > 0;

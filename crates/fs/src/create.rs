@@ -108,7 +108,7 @@ impl FileSystem {
             descriptors::check(&self.core)?;
         }
         self.throttle()?;
-        self.publish_before(place)?;
+        self.publishing().publish_before(place)?;
         let (id, mut inode, class) = reserve(&self.core, place, mode, caller)?;
         let append = inode.file().is_some_and(|file| file.role.is_append_only());
         if append && self.core.is_passthrough() {

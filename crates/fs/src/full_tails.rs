@@ -3,6 +3,7 @@
 //! that finds room.
 
 use super::attributes::Place;
+use super::publish::Publishing;
 use super::{FileSystem, FsError};
 use crate::core::rows::{append_turn, rows_bytes};
 use kvfs_page::{TokenStart, names};
@@ -13,13 +14,15 @@ use kvfs_storage::store::record::{DirectoryClass, InodeId};
 impl FileSystem {
     /// Seals, durably, the tails that a crash left full.
     pub(super) fn seal_after_crash(&self) {
-        if self.seal_full_tails() > 0
+        if self.publishing().seal_full_tails() > 0
             && let Err(error) = self.commit()
         {
             log::warn!("what was sealed after a crash is not durable yet: {error}");
         }
     }
+}
 
+impl Publishing<'_> {
     /// Looks again at tails that may be full, and seals those that are; how many were.
     pub(super) fn seal_full_tails(&self) -> usize {
         let waiting = self.core.state().full_tails.clone();

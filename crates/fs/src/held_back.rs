@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+use super::residency::Residency;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::core::Core;
@@ -47,9 +48,10 @@ pub(super) fn is_disk_spared(tiers: &Tiers) -> bool {
 
 /// Whether a new page under a new name is held back.
 pub(super) fn may_hold_back(
-    fs: &FileSystem, state: &State, object: ObjectId, verified: &Verified,
+    residency: Residency<'_>, state: &State, object: ObjectId, verified: &Verified,
 ) -> bool {
-    let (Some(tiers), Some(ram)) = (&fs.tiers, &fs.core.store.ram) else { return false };
+    let ram = residency.core.store.ram.as_ref();
+    let (Some(tiers), Some(ram)) = (residency.tiers, ram) else { return false };
     matches!(verified.role, Role::Page(_))
         && tiers.writes.day_bytes().is_some()
         && ram.dirty_version(object).is_some()

@@ -1,8 +1,9 @@
 //! Verified bytes get a name: as a new inode, or as one name more of a page that has them already.
 
 use super::attributes::Place;
+use super::publish::Publishing;
 use super::tiers::Tiers;
-use super::{FileSystem, FsError, errands, held_back};
+use super::{FsError, errands, held_back};
 use crate::core::Core;
 use crate::core::state::State;
 use crate::extended::PIN;
@@ -34,7 +35,7 @@ pub(super) struct Origin {
     pub(super) is_synced: bool,
 }
 
-impl FileSystem {
+impl Publishing<'_> {
     /// Gives verified bytes a name. An identical page that is there already stays, one that
     /// stands elsewhere gets one name more.
     pub(super) fn insert_sealed(
@@ -45,14 +46,14 @@ impl FileSystem {
         let inode = Inode { links: 1, ctime: Time::now(), ..origin.inode.clone() };
         let note_attributes = |id| {
             self.retention.note_limits_of(id, attributes);
-            self.pins().note_attributes(id, attributes);
+            self.pins.note_attributes(id, attributes);
         };
         let known = state.entry(to.parent, &to.name)?;
         // A crash that forgot the new page would have taken the old one.
         let may_hold_back = known.is_none()
             && !origin.is_synced
             && !attributes.iter().any(|(name, _)| name == PIN)
-            && held_back::may_hold_back(self, state, object, verified);
+            && held_back::may_hold_back(self.residency, state, object, verified);
         if let Some(entry) = known {
             state.make_durable(entry.inode)?;
             let mut old = state.inode(entry.inode)?;
@@ -74,14 +75,14 @@ impl FileSystem {
                 state.drop_object(object)?;
                 self.core.invalidate(super::Invalidation::Inode(twin));
                 if let Some(shared) = state.metadata.inode(twin)? {
-                    errands::note_shared(self, state, twin, &shared);
+                    errands::note_shared(self.residency, state, (twin, &shared));
                 }
                 let entry = Entry { inode: twin, file_type: libc::S_IFREG };
                 state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
             }
             _ => {
                 let added = (object, verified, may_hold_back);
-                let id = add_sealed(&self.core, self.tiers.as_ref(), state, &inode, to, added);
+                let id = add_sealed(self.core, self.residency.tiers, state, &inode, to, added);
                 state.replace_attributes(id, attributes)?;
                 note_attributes(id);
             }

@@ -18,7 +18,7 @@ impl FileSystem {
     pub fn link(&self, id: InodeId, place: &Place) -> Result<Found, FsError> {
         check_new(place)?;
         self.throttle()?;
-        self.publish_before(place)?;
+        self.publishing().publish_before(place)?;
         let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
         if inode.is_directory() {
@@ -52,7 +52,7 @@ impl FileSystem {
         inode.links += 1;
         inode.ctime = Time::now();
         state.put_inode(id, &inode);
-        errands::note_shared(self, &state, id, &inode);
+        errands::note_shared(self.residency(), &state, (id, &inode));
         let entry = Entry { inode: id, file_type: inode.file_type() };
         state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
         state.touch_directory(place.parent, 0)?;

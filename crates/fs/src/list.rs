@@ -55,7 +55,7 @@ impl FileSystem {
             return self.virtual_directories().list(id, offset, listing, emit);
         }
         if offset == 0 {
-            self.publish_all_pending(Some(id));
+            self.publishing().publish_all(Some(id));
         }
         let mut state = self.core.state();
         let (inode, class) = match state.directory(id) {

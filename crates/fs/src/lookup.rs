@@ -34,10 +34,10 @@ impl FileSystem {
         // A page whose writer is done but whose release has not arrived yet is sealed first.
         let place = Place { parent, name: name.to_vec() };
         if self.core.state().is_pending(parent, name) {
-            self.publish_pending(&place)?;
+            self.publishing().publish(&place)?;
         }
         let first = lookup_stored(&self.core, parent, name)?;
-        if matches!(first, Lookup::Absent { stable: false }) && self.publish_pending(&place)? {
+        if matches!(first, Lookup::Absent { stable: false }) && self.publishing().publish(&place)? {
             return lookup_stored(&self.core, parent, name);
         }
         Ok(first)

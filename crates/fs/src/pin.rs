@@ -19,7 +19,7 @@ const PINNED: &[u8] = b"1";
 const NOT_PINNED: &[u8] = b"0";
 
 /// Pins of files.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Pins<'a> {
     core: &'a Core,
     tiers: Option<&'a Tiers>,

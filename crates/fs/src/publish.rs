@@ -1,7 +1,7 @@
 //! Pages, states and manifests appear: whole and verified, or not at all.
 //!
-//! A page appears by rename from a temporary name ([`FileSystem::publish_renamed`]) or after the
-//! last close when it was written under its own name ([`FileSystem::publish_pending`]). Either
+//! A page appears by rename from a temporary name ([`Publishing::rename`]) or after the
+//! last close when it was written under its own name ([`Publishing::publish`]). Either
 //! way the bytes are at rest before they are checked: nobody has them open or mapped for writing.
 //! A renamed file whose writer is still there is sealed from a copy. The sealed file is a new
 //! inode, so nothing that a client still holds of the old one can reach its bytes.
@@ -10,6 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::attributes::Place;
 use super::classify::FileClass;
+use super::pin::Pins;
+use super::residency::Residency;
+use super::retention::Retention;
+use super::verify::Verify;
 use super::{FileSystem, FsError};
 use crate::core::Core;
 use crate::core::settle::RELEASE_WAIT_MAX;
@@ -20,9 +24,32 @@ use kvfs_storage::store::disk::Access;
 use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
 
+/// What gives verified bytes their names.
+#[derive(Clone, Copy)]
+pub(super) struct Publishing<'a> {
+    pub(super) core: &'a Core,
+    pub(super) residency: Residency<'a>,
+    pub(super) retention: &'a Retention,
+    pub(super) pins: Pins<'a>,
+    /// How bytes are compared before they are taken over.
+    pub(super) verify: Verify,
+}
+
 impl FileSystem {
+    pub(super) fn publishing(&self) -> Publishing<'_> {
+        Publishing {
+            core: &self.core,
+            residency: self.residency(),
+            retention: &self.retention,
+            pins: self.pins(),
+            verify: self.choices.verify(),
+        }
+    }
+}
+
+impl Publishing<'_> {
     /// Answers FLUSH for a page or manifest that is being written under its own name.
-    pub(super) fn check_pending(
+    pub(super) fn check(
         &self, id: InodeId, place: &Place, object: ObjectId,
     ) -> Result<(), FsError> {
         if place.name != names::MANIFEST.as_bytes() {
@@ -43,7 +70,7 @@ impl FileSystem {
     /// has looked at it since: what comes next relies on it.
     pub(super) fn publish_manifest_above(&self, directory: InodeId) -> Result<(), FsError> {
         match self.core.pending_manifest_above(directory) {
-            Some(place) => self.publish_pending(&place).map(drop),
+            Some(place) => self.publish(&place).map(drop),
             None => Ok(()),
         }
     }
@@ -53,7 +80,7 @@ impl FileSystem {
     pub(super) fn publish_before(&self, place: &Place) -> Result<(), FsError> {
         self.publish_manifest_above(place.parent)?;
         if let Some(page) = page_beside_tail(place) {
-            self.publish_pending(&page)?;
+            self.publish(&page)?;
         }
         Ok(())
     }
@@ -61,7 +88,7 @@ impl FileSystem {
     /// Seals what was written in place in a directory, or everywhere, and whose writers are done.
     /// The last release cannot always do it: it may arrive before the kernel has let go of the
     /// backing file, and a mapping goes away without notice.
-    pub(super) fn publish_all_pending(&self, directory: Option<InodeId>) {
+    pub(super) fn publish_all(&self, directory: Option<InodeId>) {
         let places: Vec<Place> = {
             let state = self.core.state();
             let here = |place: &&Place| directory.is_none_or(|parent| place.parent == parent);
@@ -71,7 +98,7 @@ impl FileSystem {
         let begun = Instant::now();
         for place in places {
             let longest = RELEASE_WAIT_MAX.saturating_sub(begun.elapsed());
-            if let Err(error) = self.publish_pending_within(&place, longest) {
+            if let Err(error) = self.publish_within(&place, longest) {
                 log::warn!("{}: {error}", self.core.state().path(place.parent, &place.name));
             }
         }
@@ -79,12 +106,12 @@ impl FileSystem {
 
     /// Seals what was written under this name, if its writers are done. Returns whether the name
     /// may be there now.
-    pub(super) fn publish_pending(&self, place: &Place) -> Result<bool, FsError> {
-        self.publish_pending_within(place, RELEASE_WAIT_MAX)
+    pub(super) fn publish(&self, place: &Place) -> Result<bool, FsError> {
+        self.publish_within(place, RELEASE_WAIT_MAX)
     }
 
     /// The same, waiting so long for writers that have closed a descriptor each.
-    fn publish_pending_within(&self, place: &Place, longest: Duration) -> Result<bool, FsError> {
+    fn publish_within(&self, place: &Place, longest: Duration) -> Result<bool, FsError> {
         if !self.core.class_of(place).is_ok_and(|(class, _)| class.is_sealed()) {
             return Ok(false);
         }
@@ -95,10 +122,10 @@ impl FileSystem {
         let _turn = self.core.sealing_turns.take(place);
         let waiting = self.core.state().pending.get(place).cloned().unwrap_or_default();
         for id in waiting {
-            let Some(object) = claim_pending(&self.core, id, longest)? else {
+            let Some(object) = claim_pending(self.core, id, longest)? else {
                 continue;
             };
-            let outcome = self.seal_pending(place, id, object);
+            let outcome = self.seal(place, id, object);
             if let Err(error) = outcome {
                 // The writer heard of a refusal at close(); a lookup only finds nothing.
                 let level = if error.is_internal() { log::Level::Warn } else { log::Level::Debug };
@@ -111,7 +138,7 @@ impl FileSystem {
 
     /// Seals or refuses a file that [`claim_pending`] took over. If the disk fails, it
     /// waits for the next attempt.
-    fn seal_pending(&self, place: &Place, id: InodeId, object: ObjectId) -> Result<(), FsError> {
+    fn seal(&self, place: &Place, id: InodeId, object: ObjectId) -> Result<(), FsError> {
         let outcome = self.core.verify_as(object, place);
         let mut state = self.core.state();
         state.sealing.remove(&id);
@@ -156,11 +183,9 @@ impl FileSystem {
     }
 
     /// Seals a file by renaming it onto the name of a page or manifest.
-    pub(super) fn publish_renamed(
-        &self, id: InodeId, from: &Place, to: &Place,
-    ) -> Result<(), FsError> {
+    pub(super) fn rename(&self, id: InodeId, from: &Place, to: &Place) -> Result<(), FsError> {
         let _turn = self.core.sealing_turns.take(to);
-        check_length(&self.core, id, to)?;
+        check_length(self.core, id, to)?;
         let (source, object, taken) = self.take_over(id)?;
         let outcome = self.core.verify_as(object, to);
         let mut state = self.core.state_to_change()?;
@@ -188,7 +213,7 @@ impl FileSystem {
     /// The bytes of a file for another inode: the object itself if nobody else can reach it, else
     /// a copy. Returns the file's record, the object, and whether it was taken from the file.
     pub(super) fn take_over(&self, id: InodeId) -> Result<(Inode, ObjectId, bool), FsError> {
-        self.with_resident(id, || take_over_resident(&self.core, id))
+        self.residency.with_resident(self.verify, id, || take_over_resident(self.core, id))
     }
 }
 
@@ -308,7 +333,7 @@ mod tests {
         }
         assert_eq!(fs.core.state().pending.len(), PAGES as usize);
         let begun = Instant::now();
-        fs.publish_all_pending(None);
+        fs.publishing().publish_all(None);
         // A third of what it took when each was waited for alone.
         assert!(begun.elapsed() < RELEASE_WAIT_MAX * PAGES / 3);
         assert_eq!(fs.core.state().pending.len(), PAGES as usize);

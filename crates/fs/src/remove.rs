@@ -42,7 +42,7 @@ impl FileSystem {
         // A page whose writer is done makes its directory one that is not empty.
         let entry = self.core.state().entry(place.parent, &place.name)?;
         if let Some(entry) = entry {
-            self.publish_all_pending(Some(entry.inode));
+            self.publishing().publish_all(Some(entry.inode));
         }
         let mut state = self.core.state_to_change()?;
         let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;

@@ -26,11 +26,11 @@ impl FileSystem {
             return Err(FsError::Invalid);
         }
         self.throttle()?;
-        self.publish_before(to)?;
+        self.publishing().publish_before(to)?;
         let replaced = self.core.state().entry(to.parent, &to.name)?;
         if let Some(directory) = replaced.filter(|entry| entry.file_type == libc::S_IFDIR) {
             // A page whose writer is done makes it one that is not empty.
-            self.publish_all_pending(Some(directory.inode));
+            self.publishing().publish_all(Some(directory.inode));
         }
         let mut state = self.core.state_to_change()?;
         let entry = state.entry(from.parent, &from.name)?.ok_or(FsError::NotFound)?;
@@ -68,16 +68,16 @@ impl FileSystem {
             }
             (Some(Role::Plain), class) if class.is_sealed() => {
                 drop(state);
-                self.publish_renamed(entry.inode, from, to)?;
+                self.publishing().rename(entry.inode, from, to)?;
             }
             (Some(Role::Plain), FileClass::Tail(start)) => {
                 drop(state);
                 let role = Role::Tail { start, directory: to.parent };
-                self.replace_append(entry.inode, (from, to), role)?;
+                self.publishing().replace_append(entry.inode, (from, to), role)?;
             }
             (Some(Role::Plain), FileClass::Tokens) => {
                 drop(state);
-                self.replace_append(entry.inode, (from, to), Role::Tokens)?;
+                self.publishing().replace_append(entry.inode, (from, to), Role::Tokens)?;
             }
             _ => {
                 move_file(&self.core, state, (from, to), (entry, inode), class)?;

@@ -78,7 +78,9 @@ impl FileSystem {
                 return Ok(WriteOutcome::MustWait);
             }
             Served::File(file) => file.write_all_at(bytes, mode.offset)?,
-            Served::Append(file) => return self.append(id, file.as_ref(), bytes, mode),
+            Served::Append(file) => {
+                return self.publishing().append(id, file.as_ref(), bytes, mode);
+            }
             Served::Passthrough => {
                 self.core.open_current(id, Access::ReadWrite)?.write_all_at(bytes, mode.offset)?;
             }

@@ -22,6 +22,7 @@ use crossbeam_channel::Sender;
 use crate::core::state::State;
 use crate::extended::{PIN, TIER};
 use crate::prefixes::{Shares, prefix_owned_by};
+use crate::residency::Residency;
 use crate::{Caller, FileSystem, FsError};
 use kvfs_storage::store::record::{Inode, InodeId};
 use kvfs_storage::tier::counters::Tier;
@@ -176,7 +177,7 @@ pub(crate) fn ask_below(
         let errand = Errand::of(name, value)?.ok_or(FsError::Invalid)?;
         check_owner(&inode, caller)?;
         if let (Some(_), Errand::Finish(is_finished)) = (object, errand) {
-            finish(fs, &fs.core.state(), (id, &inode), is_finished);
+            finish(fs.residency(), &fs.core.state(), (id, &inode), is_finished);
         }
         return Ok(true);
     }
@@ -206,20 +207,22 @@ fn check_owner(inode: &Inode, caller: Caller) -> Result<(), FsError> {
 }
 
 /// Notes that nobody goes on with a file, or that somebody does. What has several names is not for one of them to end.
-fn finish(fs: &FileSystem, state: &State, (id, inode): (InodeId, &Inode), is_finished: bool) {
+fn finish(
+    residency: Residency<'_>, state: &State, (id, inode): (InodeId, &Inode), is_finished: bool,
+) {
     let object = inode.file().and_then(|file| state.current_object(id, file));
     let Some(object) = object.filter(|_| !is_finished || inode.links <= 1) else { return };
-    if let Some(ram) = &fs.core.store.ram {
+    if let Some(ram) = &residency.core.store.ram {
         ram.finish(object, is_finished);
     }
-    if let Some(tiers) = &fs.tiers {
+    if let Some(tiers) = residency.tiers {
         tiers.copies.finish(object, is_finished);
     }
 }
 
 /// A file gets another name: whoever has given it that goes on with it.
-pub(crate) fn note_shared(fs: &FileSystem, state: &State, id: InodeId, inode: &Inode) {
-    finish(fs, state, (id, inode), false);
+pub(crate) fn note_shared(residency: Residency<'_>, state: &State, file: (InodeId, &Inode)) {
+    finish(residency, state, file, false);
 }
 
 /// What was said of a file, if a tier still goes by it.

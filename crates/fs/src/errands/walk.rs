@@ -129,7 +129,7 @@ impl Task {
             Errand::Finish(is_finished) => {
                 let state = fs.core.state();
                 if let Some(inode) = state.metadata.inode(id)? {
-                    finish(fs, &state, (id, &inode), is_finished);
+                    finish(fs.residency(), &state, (id, &inode), is_finished);
                 }
                 Ok(())
             }

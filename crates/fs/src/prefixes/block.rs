@@ -190,7 +190,7 @@ impl FileSystem {
 
     /// `close()` of a description registers it.
     pub(crate) fn register_block(&self, draft: &Draft) -> Result<(), FsError> {
-        let publish = || self.publish_manifest_above(draft.key.model);
+        let publish = || self.publishing().publish_manifest_above(draft.key.model);
         self.block_directory().register(draft, publish)
     }
 

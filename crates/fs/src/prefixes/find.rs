@@ -140,7 +140,7 @@ impl Indexed for FileSystem {
 
     fn prepare_to_find(&self) -> Result<(), FsError> {
         if !self.core.state().pending.is_empty() {
-            self.publish_all_pending(None);
+            self.publishing().publish_all(None);
         }
         self.index_prefixes()
     }
