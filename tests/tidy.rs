@@ -11,7 +11,7 @@ const LINES_MAX: usize = 500;
 /// A type with more methods does the work of several.
 const METHODS_MAX: usize = 60;
 /// Types that are larger, and may only shrink: ARCHITECTURE.md has the plan for the first.
-const TOO_LARGE: [(&str, usize); 2] = [("FileSystem", 129), ("Metadata", 85)];
+const TOO_LARGE: [(&str, usize); 2] = [("FileSystem", 111), ("Metadata", 85)];
 /// Crates from the bottom upwards: each may use those before it, and nothing else. The engine's half stands apart, and
 /// uses nothing of the daemon's.
 const ORDER: [&str; 9] =

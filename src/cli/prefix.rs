@@ -10,10 +10,10 @@ use serde_json::json;
 use super::arguments::MatchArguments;
 use super::output::{Failure, Outcome, Report};
 use super::summary::Summary;
+use crate::page::limits::MAX_PROMPT_TOKENS;
 use crate::reader::longest_prefix;
 
-/// Bytes of a prompt: four million tokens, as many as a mount takes.
-const PROMPT_BYTES_MAX: u64 = (4 << 20) * 4;
+const PROMPT_BYTES_MAX: u64 = MAX_PROMPT_TOKENS as u64 * 4;
 
 /// Asks the mount.
 pub(crate) fn run(arguments: &MatchArguments) -> Outcome {
@@ -47,8 +47,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     };
     match read.map_err(|error| refuse(&error))? {
         count if count as u64 > PROMPT_BYTES_MAX => Err(refuse(&format!(
-            "has more than {PROMPT_BYTES_MAX} bytes: a prompt is at most {} tokens, 4 bytes each",
-            PROMPT_BYTES_MAX / 4
+            "has more than {PROMPT_BYTES_MAX} bytes: a prompt is at most {MAX_PROMPT_TOKENS} tokens, 4 bytes each"
         ))),
         _ => Ok(bytes),
     }

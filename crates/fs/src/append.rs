@@ -9,10 +9,11 @@ use std::sync::Arc;
 use super::attributes::Place;
 use super::damage::is_lost;
 use super::insert::{Origin, Verified};
+use super::open::Opening;
 use super::opened::Opened;
 use super::publish::Publishing;
 use super::transfer::{WriteMode, WriteOutcome};
-use super::{FileSystem, FsError, descriptors};
+use super::{FsError, descriptors};
 use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::core::rows::{append_turn, rows_bytes};
@@ -23,11 +24,11 @@ use kvfs_storage::store::disk::{Access, DiskFile, read_all};
 use kvfs_storage::store::metadata::TokensChange;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId, PageRecord, Role, Time};
 
-impl FileSystem {
+impl Opening<'_> {
     pub(super) fn open_append(
         &self, id: InodeId, writes: bool, truncates: bool,
     ) -> Result<Opened, FsError> {
-        descriptors::check(&self.core)?;
+        descriptors::check(self.core)?;
         let mut state = if writes { self.core.state_to_change()? } else { self.core.state() };
         let inode = state.inode(id)?;
         let object = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
@@ -35,7 +36,7 @@ impl FileSystem {
         let file: Arc<dyn DiskFile> = match self.core.store.open_object(object, access) {
             Err(error) if is_lost(&inode, &error) => {
                 drop(state);
-                return Err(self.residency().tell_of_lost_rows(id, object));
+                return Err(self.residency.tell_of_lost_rows(id, object));
             }
             outcome => Arc::from(outcome?),
         };
@@ -46,7 +47,7 @@ impl FileSystem {
             let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let record = inode.file().ok_or(FsError::Invalid)?;
             if let Err(error) = self.core.cut_rows(record.role, file.as_ref(), 0) {
-                self.release(handle)?;
+                self.publishing.release(handle)?;
                 return Err(error.into());
             }
             self.core.publish_rows(record);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::attributes::Place;
 use super::classify::FileClass;
+use super::publish::Publishing;
 use super::{FileSystem, FsError, Invalidation, held_back};
 use crate::core::handle::Served;
 use crate::core::node::{ComingRelease, Node};
@@ -52,47 +53,7 @@ impl FileSystem {
 
     /// The last descriptor of a handle is gone.
     pub fn release(&self, handle: u64) -> Result<(), FsError> {
-        let mut state = self.core.state();
-        let Some(closed) = state.handles.remove(&handle) else {
-            return Err(FsError::BadHandle);
-        };
-        let id = closed.inode;
-        let was_file = closed.served.is_file();
-        // The file must be closed before the probe, or the daemon sees itself as a writer.
-        drop(closed.served);
-        let is_awaited = state.waiting_for_release > 0;
-        let Some(node) = state.nodes.get_mut(&id) else {
-            return Ok(());
-        };
-        node.served -= u32::from(was_file);
-        if closed.writes {
-            node.writers -= 1;
-            node.writers_flushed -= u32::from(closed.flushed);
-            node.release = ComingRelease::Soon;
-            node.is_closed_anew = true;
-            if is_awaited {
-                self.core.released.notify_all();
-            }
-        } else {
-            node.readers -= 1;
-        }
-        let writers = node.writers;
-        let pending: Option<Place> = node.pending.as_deref().cloned();
-        if let Some(place) = pending {
-            drop(state);
-            // Where another handle is left, its release does this.
-            if writers == 0 {
-                self.publishing().publish(&place)?;
-            }
-            return self.core.state().drop_node_if_idle(id);
-        }
-        if writers == 0 && state.unsettled.contains_key(id) && !awaits_rename(&state, id) {
-            self.core.settle_if_at_rest(&mut state, id)?;
-        }
-        if let_go_if_stale(&mut state, id)? {
-            self.core.invalidate(Invalidation::Names(id));
-        }
-        state.drop_node_if_idle(id)
+        self.publishing().release(handle)
     }
 
     /// Whom a rename of this file may have to wait for: its release, which the same thread would
@@ -155,5 +116,52 @@ impl FileSystem {
             }
         }
         held_back::make_all_durable(self)
+    }
+}
+
+impl Publishing<'_> {
+    /// The last descriptor of a handle is gone.
+    pub(super) fn release(&self, handle: u64) -> Result<(), FsError> {
+        let mut state = self.core.state();
+        let Some(closed) = state.handles.remove(&handle) else {
+            return Err(FsError::BadHandle);
+        };
+        let id = closed.inode;
+        let was_file = closed.served.is_file();
+        // The file must be closed before the probe, or the daemon sees itself as a writer.
+        drop(closed.served);
+        let is_awaited = state.waiting_for_release > 0;
+        let Some(node) = state.nodes.get_mut(&id) else {
+            return Ok(());
+        };
+        node.served -= u32::from(was_file);
+        if closed.writes {
+            node.writers -= 1;
+            node.writers_flushed -= u32::from(closed.flushed);
+            node.release = ComingRelease::Soon;
+            node.is_closed_anew = true;
+            if is_awaited {
+                self.core.released.notify_all();
+            }
+        } else {
+            node.readers -= 1;
+        }
+        let writers = node.writers;
+        let pending: Option<Place> = node.pending.as_deref().cloned();
+        if let Some(place) = pending {
+            drop(state);
+            // Where another handle is left, its release does this.
+            if writers == 0 {
+                self.publish(&place)?;
+            }
+            return self.core.state().drop_node_if_idle(id);
+        }
+        if writers == 0 && state.unsettled.contains_key(id) && !awaits_rename(&state, id) {
+            self.core.settle_if_at_rest(&mut state, id)?;
+        }
+        if let_go_if_stale(&mut state, id)? {
+            self.core.invalidate(Invalidation::Names(id));
+        }
+        state.drop_node_if_idle(id)
     }
 }

@@ -12,8 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::demotion::Commits;
+use super::remote_memory::RemoteMemory;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
+use crate::core::Core;
 use kvfs_storage::store::disk::{DiskDirectory, DiskPath};
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, ObjectRecord};
 use kvfs_storage::tier::exchange::Exchange;
@@ -174,7 +177,13 @@ fn not_published(when: &str) -> RemoteError {
 impl FileSystem {
     /// Collects, after the place of the one collection was taken (`collection.begin`).
     pub fn collect_garbage(&self, request: &CollectionRequest) {
-        let report = match self.collected(request) {
+        let collecting = Collecting {
+            core: &self.core,
+            tiers: self.tiers.as_ref(),
+            remote_memory: self.remote_memory(),
+            commits: self,
+        };
+        let report = match collecting.collected(request) {
             Ok(report) => report,
             Err(error) => {
                 self.core.observer.failed(&format!("garbage was not collected: {error}"));
@@ -188,15 +197,26 @@ impl FileSystem {
         };
         *self.collection.progress() = Progress::Done(report);
     }
+}
 
+/// What a collection needs.
+#[derive(Debug)]
+struct Collecting<'a> {
+    core: &'a Core,
+    tiers: Option<&'a Tiers>,
+    remote_memory: RemoteMemory<'a>,
+    commits: &'a dyn Commits,
+}
+
+impl Collecting<'_> {
+    /// What it found and did.
     fn collected(&self, request: &CollectionRequest) -> Result<String, FsError> {
         let dry_run = request.dry_run;
         let mut text = String::new();
         let mut line = |key: &str, value: u64| {
             let _ = writeln!(text, "{key}: {value}");
         };
-        let exchange =
-            self.tiers.as_ref().and_then(|tiers| Some((tiers, tiers.exchange.as_ref()?)));
+        let exchange = self.tiers.and_then(|tiers| Some((tiers, tiers.exchange.as_ref()?)));
         if exchange.is_none() && !request.gone.is_empty() {
             let why = "the mount has no remote: of no store anything is expected there";
             return Err(FsError::Remote(RemoteError::Other(why.to_owned())));
@@ -207,8 +227,8 @@ impl FileSystem {
             let found = collect_without(remote, grace, dry_run, &request.gone);
             let found: Collected = found.map_err(FsError::Remote)?;
             if !dry_run {
-                self.remote_memory().note_manifests_seen(remote)?;
-                forget_stores(self, remote, &request.gone)?;
+                self.remote_memory.note_manifests_seen(remote)?;
+                forget_stores(self.core, remote, &request.gone)?;
             }
             line("stores", found.stores);
             line("referenced", found.referenced);
@@ -244,7 +264,7 @@ impl FileSystem {
             }
         }
         // What was put there before its record is durable has one afterwards.
-        self.commit()?;
+        self.commits.commit()?;
         let snapshot = self.core.state().metadata.snapshot()?;
         snapshot.for_each::<ObjectRecord>(b'O', |object, _| {
             unknown.remove(&ObjectId(object));
@@ -287,8 +307,8 @@ impl FileSystem {
 }
 
 /// Nothing of these stores is expected in the remote any more, by this mount and those after it.
-fn forget_stores(fs: &FileSystem, remote: &Remote, gone: &[StoreId]) -> Result<(), FsError> {
-    let mut state = fs.core.state_to_change()?;
+fn forget_stores(core: &Core, remote: &Remote, gone: &[StoreId]) -> Result<(), FsError> {
+    let mut state = core.state_to_change()?;
     for store in gone {
         remote.forget_store(*store);
         state.metadata.set_manifest_seen(store.0, None, remote.is_sealed());

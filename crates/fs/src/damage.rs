@@ -56,6 +56,17 @@ impl Residency<'_> {
         FsError::Corrupt
     }
 
+    /// Brings another copy of an object here whose own cannot be used, which had this `stat` if it had any. False if there is
+    /// none.
+    pub(super) fn replace(
+        &self, file: (InodeId, Role), object: ObjectId, damaged: Option<&FileStat>,
+    ) -> Result<bool, FsError> {
+        match damaged {
+            Some(stat) => self.replace_damaged(file, object, stat),
+            None => Ok(self.fetch(file, object)?.has_other()),
+        }
+    }
+
     /// The copy that had this `stat` is damaged: it makes room for the encoded one or the remote's,
     /// and is kept in quarantine. False if there is neither.
     pub(super) fn replace_damaged(

@@ -8,28 +8,90 @@
 
 use std::io;
 
+use super::FsError;
+use super::open::Opening;
 use super::residency::{Landed, Residency};
 use super::tiers::Tiers;
 use super::verify::{Depth, Verify};
-use super::{FileSystem, FsError};
 use crate::core::state::State;
 use kvfs_storage::store::disk::{Access, DiskDirectory, DiskFile, DiskPath, copy_all, shard};
-use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
+use kvfs_storage::store::metadata::Life;
+use kvfs_storage::store::record::{Inode, InodeId, ObjectId, ObjectRecord};
 use kvfs_storage::tier::remote::RemoteError;
 
 /// Times that a copy may be looked for on the disk after another transfer ended.
 const ATTEMPTS_MAX: usize = 3;
 
-impl FileSystem {
+impl Opening<'_> {
     /// Runs an operation on a file whose bytes are here, and cannot leave until it has ended.
     pub(super) fn with_resident<T>(
         &self, id: InodeId, act: impl FnOnce() -> Result<T, FsError>,
     ) -> Result<T, FsError> {
-        self.residency().with_resident(self.choices.verify(), id, act)
+        self.residency.with_resident(self.choices.verify(), id, act)
     }
 }
 
 impl Residency<'_> {
+    /// Marks a file as changing in place. Returns whether that must be durable first.
+    pub(super) fn begin_in_place(&self, state: &mut State, id: InodeId) -> Result<bool, FsError> {
+        if state.sealing.contains(&id) {
+            return Err(FsError::Busy);
+        }
+        if state.unsettled.contains_key(id) {
+            return Ok(false);
+        }
+        let mut inode = state.inode(id)?;
+        let mtime = inode.mtime;
+        let life = state.metadata.life(id);
+        let file = inode.file_mut().ok_or(FsError::Invalid)?;
+        let object = file.object.ok_or(FsError::Stale)?;
+        if let Some(ram) = &self.core.store.ram {
+            // First of all: a copy that could still leave might be the one looked at.
+            ram.make_dirty(object);
+        }
+        let was_packed = self.core.store.packs.unpack(object)?;
+        if was_packed {
+            state.metadata.staged.insert(object);
+            // Whoever syncs what it writes must not lose it with what is in `staging/`.
+            state.metadata.publish(object);
+        }
+        let backing = match self.core.store.stat_object(object) {
+            // The name is there; its bytes are not.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(FsError::Corrupt);
+            }
+            outcome => outcome?,
+        };
+        if backing.mtime != mtime {
+            // From here on the file on the disk tells the time of the last write.
+            self.core.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
+        }
+        file.unsettled = true;
+        state.metadata.put_inode(life, id, &inode);
+        state.unsettled.insert(id, object);
+        state.known_damage.remove(&id);
+        let record = state.metadata.object(object)?;
+        if let Some(record) = record.filter(|record| record.checksum.is_some()) {
+            let changed = ObjectRecord { checksum: None, ..record };
+            state.metadata.put_object(object, &changed);
+        }
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.verified = None;
+        }
+        if let Some(tiers) = self.tiers {
+            state.metadata.forget_remote_copy(object)?;
+            tiers.copies.forget(object);
+            if state.metadata.forget_encoded_copy(object)?.is_some() {
+                tiers.copies.discard_encoded(object);
+            }
+            tiers.wishes.withdraw(id);
+        }
+        let promised = record.is_some_and(|record| record.checksum.is_some());
+        let staged = state.metadata.staged.contains(&object);
+        let committing = state.metadata.is_committing(object);
+        Ok(life == Life::Durable && (promised || committing || !staged || was_packed))
+    }
+
     /// Runs an operation on a file whose bytes are here, and cannot leave until it has ended.
     pub(super) fn with_resident<T>(
         &self, verify: Verify, id: InodeId, act: impl FnOnce() -> Result<T, FsError>,

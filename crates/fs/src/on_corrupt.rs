@@ -8,6 +8,7 @@
 
 use super::attributes::Place;
 use super::opened::Opened;
+use super::residency::Residency;
 use super::{FileSystem, FsError, Invalidation};
 use crate::core::happened;
 use crate::core::state::State;
@@ -53,15 +54,19 @@ impl FileSystem {
         if self.choices.on_corrupt() == OnCorrupt::Eio {
             // What another store was said to have is a cache's hit, or none.
             return self.open_present(id, flags).or_else(|error| {
-                if self.residency().is_foreign(id) { self.as_miss(id, error) } else { Err(error) }
+                let residency = self.residency();
+                if residency.is_foreign(id) { residency.as_miss(id, error) } else { Err(error) }
             });
         }
         if self.core.state().damaged.contains_key(&id) {
             return Err(FsError::Stale);
         }
-        self.open_present(id, flags).or_else(|error| self.as_miss(id, error))
+        self.open_present(id, flags).or_else(|error| self.residency().as_miss(id, error))
     }
+}
 
+impl Residency<'_> {
+    /// What an open answers whose bytes cannot be had for this reason.
     fn as_miss(&self, id: InodeId, error: FsError) -> Result<Opened, FsError> {
         // Without its `positions.json`, tokens that were removed from a sequence would count again, and rows that mean
         // nothing.
@@ -96,7 +101,7 @@ impl FileSystem {
     /// was asked, its answer says what is wrong with its copy.
     fn has_untried_copy(&self, id: InodeId) -> Result<bool, FsError> {
         let object = self.core.state().inode(id)?.file().and_then(|file| file.object);
-        object.map_or(Ok(false), |object| self.residency().has_other_copy(object))
+        object.map_or(Ok(false), |object| self.has_other_copy(object))
     }
 
     /// A file has no good copy left: its names go as they are looked up.
@@ -110,7 +115,7 @@ impl FileSystem {
             return Ok(());
         };
         let why = format!("object {object}: no copy is what was written");
-        happened::keep_damaged(&self.core, id, object, Take::Copy, &why);
+        happened::keep_damaged(self.core, id, object, Take::Copy, &why);
         let mut state = self.core.state_to_change()?;
         // Somebody may have given the file other bytes.
         let inode = state.inode(id)?;
@@ -176,7 +181,7 @@ mod tests {
     }
 
     fn miss(unmounted: &Unmounted, id: InodeId, error: FsError) -> FsError {
-        unmounted.fs.as_miss(id, error).unwrap_err()
+        unmounted.fs.residency().as_miss(id, error).unwrap_err()
     }
 
     #[test]

@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use super::attributes::Caller;
 use super::backlog::throttle_rewriting;
+use super::demotion::Commits;
 use super::extended::LOSSY;
 use super::opened::{Caching, Opened, OpenedBy};
-use super::residency::tier_here;
+use super::prefixes::Blocks;
+use super::publish::Publishing;
+use super::residency::{Residency, tier_here};
 use super::verify::{Depth, Verify};
 use super::{
-    FileSystem, FsError, Invalidation, batch, descriptors, dialogue, prefixes, seen, views,
+    Choices, FileSystem, FsError, Invalidation, batch, descriptors, dialogue, prefixes, seen, views,
 };
 use crate::core::Core;
 use crate::core::guard::StateGuard;
@@ -20,14 +23,35 @@ use crate::core::state::State;
 use crate::core::waits::READ_AT_ONCE_BYTES;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::disk::{Access, DiskFile};
-use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{FileRecord, Inode, InodeId, ObjectId, Role, Time};
 
 /// Flag of an open by execve(2) (`__FMODE_EXEC`). The kernel protects a running program from
 /// writers, but learns only after an open with `O_RDONLY | O_TRUNC` that it should have refused.
 const EXECUTES: i32 = 0x20;
 
+/// What opens files of the store, to be read and to be changed in place.
+#[derive(Clone, Copy)]
+pub(super) struct Opening<'a> {
+    pub(super) core: &'a Core,
+    pub(super) residency: Residency<'a>,
+    pub(super) publishing: Publishing<'a>,
+    pub(super) choices: &'a Choices,
+    blocks: &'a Blocks,
+    commits: &'a dyn Commits,
+}
+
 impl FileSystem {
+    pub(super) fn opening(&self) -> Opening<'_> {
+        Opening {
+            core: &self.core,
+            residency: self.residency(),
+            publishing: self.publishing(),
+            choices: &self.choices,
+            blocks: &self.blocks,
+            commits: self,
+        }
+    }
+
     /// Opens a file for a user; the kernel has checked the permissions of what is in the store, but what is
     /// virtual stands for other things.
     pub fn open_for(&self, id: InodeId, flags: i32, caller: Caller) -> Result<Opened, FsError> {
@@ -85,7 +109,7 @@ impl FileSystem {
             Role::Tail { .. } | Role::Tokens => {}
             _ if truncates || writes => {}
             _ => {
-                let opened = self.open_reader(state, id, &inode, file)?;
+                let opened = self.opening().open_reader(state, id, &inode, file)?;
                 if flags & EXECUTES != 0
                     && let Some(handle) = self.core.state().handles.get_mut(&opened.handle)
                 {
@@ -99,24 +123,25 @@ impl FileSystem {
         }
         drop(state);
         if file.role.is_append_only() {
-            return self.open_append(id, writes, truncates);
+            return self.opening().open_append(id, writes, truncates);
         }
         if super::is_synchronous(flags) {
             self.leave_memory(id)?;
         }
+        let opening = self.opening();
         if truncates {
             let resident = self.tiers.is_none();
             // Bytes that are to be thrown away need not come here first.
-            if let Some(opened) = self.open_truncated(id, writes, resident)? {
+            if let Some(opened) = opening.open_truncated(id, writes, resident)? {
                 return Ok(opened);
             }
         }
-        self.with_resident(id, || {
+        opening.with_resident(id, || {
             if truncates {
-                self.open_truncated(id, writes, true)?.ok_or(FsError::Stale)
+                opening.open_truncated(id, writes, true)?.ok_or(FsError::Stale)
             } else {
-                self.check_bytes(id)?;
-                self.open_writer(id)
+                opening.check_bytes(id)?;
+                opening.open_writer(id)
             }
         })
     }
@@ -143,7 +168,7 @@ impl FileSystem {
             return Ok(None);
         }
         seen::note_open(&self.core, tier_here(&self.core, object), (known.length, tokens));
-        seen::note_use_of_tiers(self, object, known.length);
+        seen::note_use_of_tiers(self.residency(), object, known.length);
         seen::note_use(&self.core, object, None, known.length);
         let handle = Handle::new(id, false, Served::Passthrough);
         Ok(Some(self.core.state().add_handle(handle)))
@@ -170,7 +195,9 @@ impl FileSystem {
         let file = inode.as_ref().and_then(Inode::file);
         file.is_some_and(|file| file.size > READ_AT_ONCE_BYTES && !file.unsettled)
     }
+}
 
+impl<'a> Opening<'a> {
     pub(super) fn open_reader(
         &self, mut state: StateGuard<'_>, id: InodeId, inode: &Inode, file: &FileRecord,
     ) -> Result<Opened, FsError> {
@@ -183,13 +210,12 @@ impl FileSystem {
         let depth = self.depth_at_open();
         drop(state);
         // Before it is fetched: coming in is told of as a use already.
-        seen::note_use_of_tiers(self, object, file.size);
-        let outcome =
-            self.residency().open_verified((id, inode), (object, settled), verified, depth);
+        seen::note_use_of_tiers(self.residency, object, file.size);
+        let outcome = self.residency.open_verified((id, inode), (object, settled), verified, depth);
         let tokens = if let Role::Page(page) = &file.role { page.tokens } else { 0 };
         if let Ok((_, stat, tier)) = &outcome {
-            seen::note_open(&self.core, *tier, (stat.length, tokens));
-            seen::note_use(&self.core, object, Some(file.role), stat.length);
+            seen::note_open(self.core, *tier, (stat.length, tokens));
+            seen::note_use(self.core, object, Some(file.role), stat.length);
         }
         let mut state = self.core.state();
         if let Some(node) = state.nodes.get_mut(&id) {
@@ -215,7 +241,7 @@ impl FileSystem {
                 }
                 let sealed = file.role.is_sealed();
                 let is_packed = self.core.is_passthrough() && opened.descriptor().is_none();
-                let mut opened = add_opened(&self.core, &mut state, id, opened, false, sealed);
+                let mut opened = add_opened(self.core, &mut state, id, opened, false, sealed);
                 let is_known = verified
                     .is_some_and(|(last, known)| last == object && known.is_same_content(&stat));
                 if is_packed && !sealed && !is_known {
@@ -236,82 +262,22 @@ impl FileSystem {
     fn open_writer(&self, id: InodeId) -> Result<Opened, FsError> {
         let (opened, wait) = {
             let mut state = self.core.state_to_change()?;
-            let wait = self.begin_in_place(&mut state, id)?;
+            let wait = self.residency.begin_in_place(&mut state, id)?;
             let inode = state.inode(id)?;
             let file = inode.file().ok_or(FsError::Invalid)?;
             let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-            let access = access_of(&self.core, &state, id, object);
+            let access = access_of(self.core, &state, id, object);
             let opened = self.core.store.open_object(object, access)?;
             let bytes = opened.stat()?.length;
             self.core.observer.opened(bytes);
-            seen::note_use_of_tiers(self, object, bytes);
-            (add_opened(&self.core, &mut state, id, Arc::from(opened), true, false), wait)
+            seen::note_use_of_tiers(self.residency, object, bytes);
+            (add_opened(self.core, &mut state, id, Arc::from(opened), true, false), wait)
         };
-        if wait && let Err(error) = self.commit() {
-            self.release(opened.handle)?;
+        if wait && let Err(error) = self.commits.commit() {
+            self.publishing.release(opened.handle)?;
             return Err(error);
         }
         Ok(opened)
-    }
-
-    /// Marks a file as changing in place. Returns whether that must be durable first.
-    pub(super) fn begin_in_place(&self, state: &mut State, id: InodeId) -> Result<bool, FsError> {
-        if state.sealing.contains(&id) {
-            return Err(FsError::Busy);
-        }
-        if state.unsettled.contains_key(id) {
-            return Ok(false);
-        }
-        let mut inode = state.inode(id)?;
-        let mtime = inode.mtime;
-        let life = state.metadata.life(id);
-        let file = inode.file_mut().ok_or(FsError::Invalid)?;
-        let object = file.object.ok_or(FsError::Stale)?;
-        if let Some(ram) = &self.core.store.ram {
-            // First of all: a copy that could still leave might be the one looked at.
-            ram.make_dirty(object);
-        }
-        let was_packed = self.core.store.packs.unpack(object)?;
-        if was_packed {
-            state.metadata.staged.insert(object);
-            // Whoever syncs what it writes must not lose it with what is in `staging/`.
-            state.metadata.publish(object);
-        }
-        let backing = match self.core.store.stat_object(object) {
-            // The name is there; its bytes are not.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(FsError::Corrupt);
-            }
-            outcome => outcome?,
-        };
-        if backing.mtime != mtime {
-            // From here on the file on the disk tells the time of the last write.
-            self.core.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
-        }
-        file.unsettled = true;
-        state.metadata.put_inode(life, id, &inode);
-        state.unsettled.insert(id, object);
-        state.known_damage.remove(&id);
-        let record = state.metadata.object(object)?;
-        if let Some(record) = record.filter(|record| record.checksum.is_some()) {
-            let changed = kvfs_storage::store::record::ObjectRecord { checksum: None, ..record };
-            state.metadata.put_object(object, &changed);
-        }
-        if let Some(node) = state.nodes.get_mut(&id) {
-            node.verified = None;
-        }
-        if let Some(tiers) = &self.tiers {
-            state.metadata.forget_remote_copy(object)?;
-            tiers.copies.forget(object);
-            if state.metadata.forget_encoded_copy(object)?.is_some() {
-                tiers.copies.discard_encoded(object);
-            }
-            tiers.wishes.withdraw(id);
-        }
-        let promised = record.is_some_and(|record| record.checksum.is_some());
-        let staged = state.metadata.staged.contains(&object);
-        let committing = state.metadata.is_committing(object);
-        Ok(life == Life::Durable && (promised || committing || !staged || was_packed))
     }
 
     /// Opens with `O_TRUNC`: the new version is made beside the old one, which comes back after a
@@ -327,7 +293,7 @@ impl FileSystem {
         let held = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
         let changing = state.unsettled.contains_key(id) || state.sealing.contains(&id);
         let must_stay = held || changing || inode.links == 0;
-        if must_stay || !is_away_or_at_rest(&self.core, old)? {
+        if must_stay || !is_away_or_at_rest(self.core, old)? {
             if !resident {
                 return Ok(None);
             }
@@ -345,28 +311,28 @@ impl FileSystem {
         let node = state.nodes.entry(id).or_default();
         node.replacement = Some(new.object);
         node.verified = None;
-        Ok(Some(add_opened(&self.core, &mut state, id, new.file, writes, false)))
+        Ok(Some(add_opened(self.core, &mut state, id, new.file, writes, false)))
     }
 
     fn truncate_in_place(
-        &self, state: StateGuard<'_>, id: InodeId, writes: bool,
+        &self, state: StateGuard<'a>, id: InodeId, writes: bool,
     ) -> Result<Opened, FsError> {
         let mut state = self.set_length_in_place(state, id, 0)?;
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::Invalid)?;
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
         let opened =
-            self.core.store.open_object(object, access_of(&self.core, &state, id, object))?;
+            self.core.store.open_object(object, access_of(self.core, &state, id, object))?;
         self.core.observer.opened(0);
-        Ok(add_opened(&self.core, &mut state, id, Arc::from(opened), writes, false))
+        Ok(add_opened(self.core, &mut state, id, Arc::from(opened), writes, false))
     }
 
     /// Cuts or extends a file in place. Meanwhile it counts as having one more writer: the commit
     /// that is waited for, or any other, must not take it for settled before the length changes.
-    pub(super) fn set_length_in_place<'a>(
-        &'a self, mut state: StateGuard<'a>, id: InodeId, length: u64,
+    pub(super) fn set_length_in_place(
+        &self, mut state: StateGuard<'a>, id: InodeId, length: u64,
     ) -> Result<StateGuard<'a>, FsError> {
-        let wait = self.begin_in_place(&mut state, id)?;
+        let wait = self.residency.begin_in_place(&mut state, id)?;
         if state.attributes(&self.core.store, id)?.size > length {
             self.blocks.forget_file(id);
         }
@@ -375,7 +341,7 @@ impl FileSystem {
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
         state.nodes.entry(id).or_default().writers += 1;
         drop(state);
-        let waited = if wait { self.commit() } else { Ok(()) };
+        let waited = if wait { self.commits.commit() } else { Ok(()) };
         let outcome = waited.and_then(|()| {
             let file = self.core.store.open_object(object, Access::ReadWrite)?;
             Ok(file.set_length(length)?)

@@ -3,7 +3,7 @@
 //! A use is an open to read, or a file in an answer to `.kvfs/batch`. Reads are the kernel's and are not seen, nor is its page
 //! cache. Nothing of this outlives the mount.
 
-use super::FileSystem;
+use super::residency::Residency;
 use crate::core::Core;
 use kvfs_storage::store::record::{ObjectId, Role};
 use kvfs_storage::tier::counters::Tier;
@@ -18,11 +18,11 @@ pub(crate) fn note_open(core: &Core, tier: Tier, (bytes, tokens): (u64, u32)) {
 
 /// A client opens an object, or gets its bytes without: what decides which copies stay counts that once, whether
 /// or not the kernel still has its file.
-pub(crate) fn note_use_of_tiers(fs: &FileSystem, object: ObjectId, bytes: u64) {
-    if let Some(ram) = &fs.core.store.ram {
+pub(crate) fn note_use_of_tiers(residency: Residency<'_>, object: ObjectId, bytes: u64) {
+    if let Some(ram) = &residency.core.store.ram {
         ram.used(object);
     }
-    if let Some(tiers) = &fs.tiers
+    if let Some(tiers) = residency.tiers
         && tiers.copies.note_use(object, bytes)
     {
         tiers.counters.opened_after_leaving(Tier::Ssd);

@@ -1,6 +1,7 @@
 //! chmod, chown, utimensat and truncate.
 
 use super::attributes::Attributes;
+use super::open::Opening;
 use super::{FileSystem, FsError};
 use crate::core::rows::append_turn;
 use kvfs_storage::store::disk::Access;
@@ -55,7 +56,8 @@ impl FileSystem {
         }
         self.core.state().check_current(id)?;
         if let Some(size) = set.size {
-            self.with_resident(id, || self.truncate(id, size))?;
+            let opening = self.opening();
+            opening.with_resident(id, || opening.truncate(id, size))?;
         }
         let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
@@ -95,7 +97,9 @@ impl FileSystem {
         }
         state.attributes_of(&self.core.store, id, &inode)
     }
+}
 
+impl Opening<'_> {
     fn truncate(&self, id: InodeId, size: u64) -> Result<(), FsError> {
         let mut state = self.core.state_to_change()?;
         let inode: Inode = state.inode(id)?;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::collection::Publication;
+use super::demotion::Demotion;
 use super::flights::Flights;
 use super::movement::Wishes;
 use super::residency::{Landed, ssd_used_bytes};
@@ -187,7 +188,7 @@ impl FileSystem {
         // The policy takes what it is told of last for what was used last.
         known.sort_unstable();
         for (_, id, object) in known {
-            self.note_copy(tiers, (id, object))?;
+            self.demotion(tiers).note_copy((id, object))?;
         }
         tiers.is_surveyed.store(true, Ordering::Release);
         Ok(())
@@ -211,36 +212,6 @@ impl FileSystem {
             };
             if is_one {
                 self.note_away(sequence)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Notes what is known of an object's copy now; the records above may be out of date.
-    fn note_copy(&self, tiers: &Tiers, (id, object): (InodeId, ObjectId)) -> Result<(), FsError> {
-        let mut state = self.core.state();
-        let copy = state.metadata.remote_copy(object)?;
-        let record = state.metadata.object(object)?;
-        let (Some(copy), Some(record)) = (copy, record) else {
-            return Ok(());
-        };
-        match copy.state {
-            RemoteState::Held => {
-                // Nobody knows whether a manifest names it: it is uploaded again.
-                state.metadata.forget_remote_copy(object)?;
-                state.metadata.note_arrival(id)?;
-            }
-            RemoteState::Named => {
-                tiers.copies.note_remote_copy(object, &copy);
-                if record.kind != ObjectKind::Manifest {
-                    tiers.copies.allow_leaving(object, id, record.length);
-                }
-            }
-            RemoteState::Only => {
-                tiers.copies.note_remote_copy(object, &copy);
-                drop(state);
-                // A crash may have left its file.
-                self.demotion(tiers).remove_left((id, object), record.length)?;
             }
         }
         Ok(())
@@ -313,6 +284,38 @@ impl FileSystem {
         // 0 as long as hardly anything was fetched.
         let rate = tiers.fetching.bytes_per_second();
         line("remote_bytes_per_second", &rate.unwrap_or(0));
+    }
+}
+
+impl Demotion<'_> {
+    /// Notes what is known of an object's copy now; the records above may be out of date.
+    fn note_copy(&self, (id, object): (InodeId, ObjectId)) -> Result<(), FsError> {
+        let mut state = self.core.state();
+        let copy = state.metadata.remote_copy(object)?;
+        let record = state.metadata.object(object)?;
+        let (Some(copy), Some(record)) = (copy, record) else {
+            return Ok(());
+        };
+        match copy.state {
+            RemoteState::Held => {
+                // Nobody knows whether a manifest names it: it is uploaded again.
+                state.metadata.forget_remote_copy(object)?;
+                state.metadata.note_arrival(id)?;
+            }
+            RemoteState::Named => {
+                self.tiers.copies.note_remote_copy(object, &copy);
+                if record.kind != ObjectKind::Manifest {
+                    self.tiers.copies.allow_leaving(object, id, record.length);
+                }
+            }
+            RemoteState::Only => {
+                self.tiers.copies.note_remote_copy(object, &copy);
+                drop(state);
+                // A crash may have left its file.
+                self.remove_left((id, object), record.length)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -2,8 +2,9 @@
 //! from an encoded copy or from the remote is compared in any case, and so is what a change in place
 //! makes the only copy.
 
+use super::FsError;
+use super::open::Opening;
 use super::residency::{Residency, tier_here};
-use super::{FileSystem, FsError};
 use crate::core::Core;
 use std::io;
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub(super) enum Depth {
     Length,
 }
 
-impl FileSystem {
+impl Opening<'_> {
     /// What an open compares.
     pub(super) fn depth_at_open(&self) -> Depth {
         if self.choices.verify() == Verify::Never { Depth::Length } else { Depth::Bytes }
@@ -75,7 +76,7 @@ impl FileSystem {
             return Ok(());
         }
         let opened = self.open_reader(state, id, &inode, file)?;
-        self.release(opened.handle)
+        self.publishing.release(opened.handle)
     }
 }
 
@@ -134,11 +135,7 @@ impl Residency<'_> {
         }
         let why = format!("its file cannot be opened: {error}");
         let damage = self.unreadable(id, object, &why, error);
-        let replaced = match stat {
-            Some(stat) => self.replace_damaged((id, role), object, &stat),
-            None => self.fetch((id, role), object).map(|fetched| fetched.has_other()),
-        };
-        match replaced {
+        match self.replace((id, role), object, stat.as_ref()) {
             Ok(true) => return self.open_resident((id, role), object),
             // It may have a good one.
             Err(FsError::Remote(error)) if error.is_outage() => {
@@ -311,7 +308,7 @@ mod tests {
         let opened = fs.open_file(id, libc::O_RDONLY).unwrap();
         let file = fs.core.store.open_object(object, Access::ReadWrite).unwrap();
         file.write_all_at(b"other", 0).unwrap();
-        fs.check_bytes(id).unwrap();
+        fs.opening().check_bytes(id).unwrap();
         fs.release(opened.handle).unwrap();
     }
 
@@ -321,15 +318,15 @@ mod tests {
         let (fs, (id, _, object)) = (&unmounted.fs, written(&unmounted));
         let file = fs.core.store.open_object(object, Access::ReadWrite).unwrap();
         file.write_all_at(b"other", 0).unwrap();
-        assert!(matches!(fs.check_bytes(id), Err(FsError::Corrupt)));
-        assert_eq!(fs.depth_at_open(), Depth::Bytes);
+        assert!(matches!(fs.opening().check_bytes(id), Err(FsError::Corrupt)));
+        assert_eq!(fs.opening().depth_at_open(), Depth::Bytes);
         fs.choices.set(Verify::Never, OnCorrupt::Eio);
-        assert_eq!(fs.depth_at_open(), Depth::Length);
-        fs.check_bytes(id).unwrap();
+        assert_eq!(fs.opening().depth_at_open(), Depth::Length);
+        fs.opening().check_bytes(id).unwrap();
         fs.choices.set(Verify::First, OnCorrupt::Eio);
         // What is empty, or is being written, has no bytes to compare.
         let new = unmounted.write(FILES, "new", b"");
-        fs.check_bytes(new).unwrap();
+        fs.opening().check_bytes(new).unwrap();
         let opened = fs.open_file(id, libc::O_WRONLY | libc::O_TRUNC);
         opened.map(|opened| fs.release(opened.handle).unwrap()).unwrap();
     }

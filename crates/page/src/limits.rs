@@ -52,6 +52,9 @@ pub const MAX_SIDE_ROW_BYTES: u32 = 1 << 16;
 /// Most shards of one model.
 pub const MAX_SHARDS: u32 = 1 << 16;
 
+/// Most tokens of a prompt that a prefix is looked for with, or that belong to a file of tensors: more than any model takes.
+pub const MAX_PROMPT_TOKENS: usize = 4 << 20;
+
 /// Largest `manifest.json`: 4096 layers written as objects take about 250 KiB.
 pub const MAX_MANIFEST_BYTES: usize = 1 << 20;
 

@@ -183,7 +183,7 @@ impl Making<'_> {
         let node = state.nodes.entry(named.id).or_default();
         node.readers += 1;
         let verified = node.verified.filter(|_| fs.choices.verify() != Verify::Always);
-        let depth = fs.depth_at_open();
+        let depth = fs.opening().depth_at_open();
         drop(state);
         let reading = Reading { named, object, checksum, verified, depth };
         let begun = self.bytes.len();
@@ -211,7 +211,7 @@ impl Making<'_> {
                 let bytes = (self.bytes.len() - begun) as u64;
                 fs.note_use(reading.named.id, libc::O_RDONLY);
                 fs.core.observer.opened(bytes);
-                seen::note_use_of_tiers(fs, object, bytes);
+                seen::note_use_of_tiers(fs.residency(), object, bytes);
                 seen::note_use(&fs.core, object, Some(reading.named.file.role), bytes);
                 Ok(Status::Here)
             }

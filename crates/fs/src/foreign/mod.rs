@@ -25,6 +25,7 @@ use index::ForeignStore;
 pub(super) use openness::is_open_to_all;
 
 use super::{FileSystem, FsError};
+use crate::core::Core;
 use kvfs_page::{Manifest, PrefixHash};
 use kvfs_storage::store::format;
 use kvfs_storage::store::record::InodeId;
@@ -119,7 +120,7 @@ impl FileSystem {
                 return Ok(());
             }
             let old = known.iter().find(|store| store.id() == id);
-            let read = self.read_foreign(exchange, (&remote, id), old, room);
+            let read = self.foreign.read(&self.core, exchange, (&remote, id), old, room);
             let Some(store) = read.map_err(FsError::Remote)? else { continue };
             room = room.saturating_sub(store.len());
             stores.push(store);
@@ -127,18 +128,20 @@ impl FileSystem {
         *self.foreign.stores() = stores;
         self.remote_memory().note_manifests_seen(exchange.remote())
     }
+}
 
+impl Foreign {
     /// What a store has by now. One that cannot be read stays as it was known.
-    fn read_foreign(
-        &self, exchange: &Exchange, (remote, id): (&Arc<dyn BlobStore>, StoreId),
+    fn read(
+        &self, core: &Core, exchange: &Exchange, (remote, id): (&Arc<dyn BlobStore>, StoreId),
         old: Option<&Arc<ForeignStore>>, room: usize,
     ) -> Result<Option<Arc<ForeignStore>>, RemoteError> {
         let read = Table::newer(remote, id, old.map(|store| store.sequence())).and_then(|table| {
             let table = table.filter(|table| table.layout() == format::VERSION);
-            let read = |table| ForeignStore::read(table, old, room, (exchange, &self.core.store));
+            let read = |table| ForeignStore::read(table, old, room, (exchange, &core.store));
             table.map(read).transpose()
         });
-        let mut damaged = self.foreign.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
         match read {
             Ok(Some(store)) => {
                 damaged.remove(&id);
@@ -147,7 +150,7 @@ impl FileSystem {
             Ok(None) => Ok(old.cloned()),
             Err(error) if error.is_outage() => Err(error),
             Err(error @ RemoteError::Corrupt(_)) if damaged.insert(id) => {
-                self.core.observer.failed(&format!("what store {id} has is not known: {error}"));
+                core.observer.failed(&format!("what store {id} has is not known: {error}"));
                 Ok(old.cloned())
             }
             Err(error) => {

@@ -8,10 +8,10 @@ use super::shares::Share;
 use super::view::VirtualDirectories;
 use crate::FsError;
 use crate::reply::Reply;
+use kvfs_page::limits::MAX_PROMPT_TOKENS;
 use kvfs_storage::store::record::InodeId;
 
-/// Bytes of a prompt: four million tokens, more than any model takes.
-const PROMPT_BYTES_MAX: usize = (4 << 20) * TOKEN_BYTES;
+const PROMPT_BYTES_MAX: usize = MAX_PROMPT_TOKENS * TOKEN_BYTES;
 
 /// An open `prefixes/match`.
 #[derive(Debug)]

@@ -212,10 +212,7 @@ impl<'a> Mender<'a> {
             return self.mend_from_memory(subject, why);
         }
         self.residency.corrupt(id, object, Tier::Ssd, why);
-        let replaced = match stat {
-            Some(stat) => self.residency.replace_damaged((id, role), object, stat),
-            None => self.residency.fetch((id, role), object).map(|fetched| fetched.has_other()),
-        };
+        let replaced = self.residency.replace((id, role), object, stat);
         match replaced {
             Ok(true) if self.is_sound_now(subject) => return Ok(subject.tell_mended()),
             Ok(_) | Err(FsError::Corrupt | FsError::Remote(_)) => {}
