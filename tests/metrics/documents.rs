@@ -12,7 +12,7 @@ use kvfs::reader::longest_prefix;
 use kvfs::tier::counters::{Counters, Tier};
 use kvfs::tier::stay::Stay;
 
-use crate::common::{Mode, Model, sys::write_and_close};
+use crate::common::{Mode, Model, sys::setxattr, sys::write_and_close};
 use crate::exported::{self, Family};
 use crate::place::{Place, kvfs, printed};
 use crate::writer::Sequence;
@@ -36,6 +36,8 @@ fn all() -> BTreeMap<String, Family> {
     sequence.append(mount, &model, &(0..70).collect::<Vec<_>>());
     longest_prefix(&model.directory(mount), &(0..40).collect::<Vec<_>>()).unwrap();
     write_and_close(model.page_path(mount, "chat", 0, 96), b"no page").unwrap_err();
+    setxattr(model.directory(mount), "user.kvfs.prefill_rate", b"100").unwrap();
+    fs::read(model.page_path(mount, "chat", 0, 0)).unwrap();
     let files = place.write("f", 2);
     printed(&kvfs(&["sync", "--remote"], &[mount.path()]));
     printed(&kvfs(&["evict"], &[&files[0].0]));
@@ -43,7 +45,10 @@ fn all() -> BTreeMap<String, Family> {
     printed(&kvfs(&["scrub"], &[mount.path()]));
     let mut families = exported::of(mount);
     assert_eq!(mount.metric("kvfs_match_asked_tokens_total"), 40);
-    assert_eq!(mount.metric("kvfs_match_answered_tokens_total{store=\"own\"}"), 40);
+    let answered = ["ram", "ssd"].map(|tier| {
+        mount.metric(&format!("kvfs_match_answered_tokens_total{{store=\"own\",tier=\"{tier}\"}}"))
+    });
+    assert_eq!(answered.iter().sum::<u64>(), 40);
     assert_eq!(mount.metric("kvfs_scrub_running"), 0);
     assert!(mount.metric("kvfs_scrub_files_done") > 2);
 
@@ -55,6 +60,7 @@ fn all() -> BTreeMap<String, Family> {
     observer.corrupt(Tier::Ssd, "for the test");
     observer.attended(&Counts::default());
     observer.batched([Status::Here].into_iter());
+    observer.open_failed(Tier::Remote, "timeout");
     observer.opened_page(Tier::Ram, 128);
     counters.failed(Tier::Ssd, Tier::Remote, "full");
     counters.evicted_for_room(Tier::Ram, &Stay::begin());

@@ -45,3 +45,6 @@ mod states;
 mod steps;
 mod use_told;
 mod what_if;
+#[path = "../prefixes/writer.rs"]
+#[allow(dead_code, reason = "the other tests use the rest")]
+mod writer;

@@ -23,6 +23,13 @@ pub(super) struct Pool {
     waits_for: &'static str,
 }
 
+impl Pool {
+    /// The word for its requests in metrics.
+    pub(super) fn kind(&self) -> &'static str {
+        self.name.trim_start_matches("kvfs-")
+    }
+}
+
 pub(super) const SLOW: Pool = Pool { name: "kvfs-slow", waits_for: "the disk or a commit" };
 pub(super) const ASK: Pool = Pool { name: "kvfs-ask", waits_for: "the store to be read" };
 pub(super) const BATCH: Pool = Pool { name: "kvfs-batch", waits_for: "many names to be looked up" };

@@ -265,6 +265,7 @@ fn serve_or_go_on(
     file_system.on_leaving(let_go);
     let room_in = Arc::clone(&file_system);
     let (paced, paced_threads) = Paced::start(Box::new(move || room_in.has_room()))?;
+    paced.tell(file_system.observer());
     let (pools, queues) = slow::queues(paced);
     let operations = Operations::new(Arc::clone(&shared), pools);
     let connection = match &left {
@@ -280,7 +281,7 @@ fn serve_or_go_on(
         let _ = teller.forget_attributes(directory);
     })));
     let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
-    let slow_threads = queues.start(file_system.tiers().is_some())?;
+    let slow_threads = queues.start(file_system.tiers().is_some(), file_system.observer())?;
     start_prefetching(&file_system, counters, &stopped)?;
     start_indexing(options, &file_system, &stopped)?;
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;

@@ -16,6 +16,7 @@ use super::background::start;
 use super::late;
 use super::mount::MountError;
 use super::slow::{Job, run_one};
+use kvfs_observe::Observer;
 
 /// Threads that run them. They take the state in turns anyway: more would only wait there.
 const THREADS: usize = 2;
@@ -67,6 +68,13 @@ impl Paced {
             })
         };
         Ok((paced, (0..THREADS).map(start_one).collect::<Result<_, _>>()?))
+    }
+
+    /// Tells how many wait, as long as there is this queue.
+    pub(super) fn tell(&self, observer: &Observer) {
+        let shared = Arc::downgrade(&self.0);
+        let waiting = move || shared.upgrade().map_or(0, |it| it.queue().waiting.len());
+        observer.watch_queue(late::PACE.kind(), waiting);
     }
 
     /// Runs a change after a while.

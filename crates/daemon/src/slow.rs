@@ -11,6 +11,7 @@ use super::dispatch::Pools;
 use super::late::{self, Pool};
 use super::mount::MountError;
 use super::pace::Paced;
+use kvfs_observe::Observer;
 
 /// An operation and its reply.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -71,22 +72,31 @@ pub(super) fn queues(paced: Paced) -> (Pools, Queues) {
 
 impl Queues {
     /// Starts their threads. Those that may hang in a remote are not among the ones to be waited for.
-    pub(super) fn start(self, has_tiers: bool) -> Result<Vec<JoinHandle<()>>, MountError> {
-        let mut threads = start_workers(&late::SLOW, THREADS, &self.slow)?;
-        threads.extend(start_workers(&late::ASK, ASK_THREADS, &self.asks)?);
-        threads.extend(start_workers(&late::BATCH, BATCH_THREADS, &self.batches)?);
-        threads.extend(start_workers(&late::BULK, BULK_THREADS, &self.bulk)?);
-        threads.extend(start_workers(&late::SAVE, SAVE_THREADS, &self.saves)?);
+    pub(super) fn start(
+        self, has_tiers: bool, observer: &Observer,
+    ) -> Result<Vec<JoinHandle<()>>, MountError> {
+        let mut threads = Vec::new();
+        for (pool, count, jobs) in [
+            (&late::SLOW, THREADS, &self.slow),
+            (&late::ASK, ASK_THREADS, &self.asks),
+            (&late::BATCH, BATCH_THREADS, &self.batches),
+            (&late::BULK, BULK_THREADS, &self.bulk),
+            (&late::SAVE, SAVE_THREADS, &self.saves),
+        ] {
+            threads.extend(start_workers(pool, count, jobs, observer)?);
+        }
         if has_tiers {
-            start_workers(&late::FETCH, FETCH_THREADS, &self.fetches)?;
+            start_workers(&late::FETCH, FETCH_THREADS, &self.fetches, observer)?;
         }
         Ok(threads)
     }
 }
 
 fn start_workers(
-    pool: &Pool, count: usize, jobs: &Receiver<Job>,
+    pool: &Pool, count: usize, jobs: &Receiver<Job>, observer: &Observer,
 ) -> Result<Vec<JoinHandle<()>>, MountError> {
+    let queue = jobs.clone();
+    observer.watch_queue(pool.kind(), move || queue.len());
     let start_one = |number| {
         let jobs = jobs.clone();
         start(&format!("{}-{number}", pool.name), move || run(&jobs))

@@ -151,7 +151,7 @@ impl FileSystem {
         let handle = state.add_handle(Handle::new(id, writes, served));
         let node = state.nodes.entry(id).or_default();
         node.lookups += 1;
-        node.found_in = (class == FileClass::Tokens).then_some(place.parent);
+        node.found_in = Some(place.parent);
         let attributes = Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) };
         let stable = class == FileClass::Plain
             && super::lookup::name_is_stable(state.directory(place.parent)?.1, &attributes, b"");

@@ -4,8 +4,10 @@
 
 use super::attributes::Caller;
 use super::foreign::ORIGIN;
+use super::hits::rate::{self, PREFILL_RATE};
 use super::prefixes::{SLOT_KEY, key_bytes};
 use super::retention::{self, AGE, QUOTA, TTL, USED};
+use super::scrub::SCRUBBED;
 use super::{FileSystem, FsError, errands, placement};
 use crate::core::state::State;
 use kvfs_page::Checksum;
@@ -91,10 +93,11 @@ impl FileSystem {
             b"quota" => Some(QUOTA),
             b"age" => Some(AGE),
             b"ttl" => Some(TTL),
+            b"prefill_rate" => Some(PREFILL_RATE),
             _ => None,
         };
-        if let Some(limit) = stored {
-            return self.core.state().metadata.attribute(id, limit)?.ok_or(FsError::NoAttribute);
+        if let Some(stored) = stored {
+            return self.core.state().metadata.attribute(id, stored)?.ok_or(FsError::NoAttribute);
         }
         if name == b"used_bytes" {
             let bytes = self.retention.limited_bytes(id).ok_or(FsError::NoAttribute)?;
@@ -151,6 +154,8 @@ impl FileSystem {
                 || name == SLOT_KEY
                 || name == ORIGIN
                 || name == USED
+                || name == PREFILL_RATE
+                || name == SCRUBBED
                 || retention::is_limit(&name)
                 || caller.uid != 0 && name.starts_with(TRUSTED_PREFIX)
             {
@@ -179,6 +184,7 @@ impl FileSystem {
                 PIN => self.pins().set(id, value),
                 SCRUB => self.scrubs.ask(id, value),
                 QUOTA | AGE | TTL => self.retention.set_limit(&self.core, id, name, value),
+                PREFILL_RATE => rate::set(&self.core, id, value),
                 _ => Err(FsError::Unsupported),
             };
         }
@@ -223,7 +229,7 @@ impl FileSystem {
             TIER => return self.movement().withdraw_wish(id),
             PIN => return self.pins().remove(id),
             QUOTA | AGE | TTL => return self.retention.remove_limit(&self.core, id, name),
-            LOSSY | ORIGIN | USED => return Err(FsError::Unsupported),
+            LOSSY | ORIGIN | USED | SCRUBBED => return Err(FsError::Unsupported),
             _ => {}
         }
         let mut state = self.core.state_to_change()?;

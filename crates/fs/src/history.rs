@@ -128,7 +128,7 @@ pub(crate) fn path_now(state: &State, id: InodeId, directory: Option<InodeId>) -
 }
 
 /// A time as RFC 3339 writes it, in UTC.
-fn written(time: Time) -> String {
+pub(crate) fn written(time: Time) -> String {
     let (year, month, day) = date_of(time.seconds.div_euclid(DAY_SECONDS));
     let second = time.seconds.rem_euclid(DAY_SECONDS);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);

@@ -11,10 +11,10 @@ use super::FileSystem;
 use crate::core::state::State;
 use kvfs_storage::store::record::{DirectoryClass, InodeId, Kind};
 
-/// What stands for files in no sequence or model, or whose place nobody has asked for lately.
+/// What stands for files whose place nobody has asked for lately.
 const ELSEWHERE: &str = "-";
 
-/// A line `OPENS PATH` for each sequence or model, the most opens first.
+/// A line `OPENS PATH` for each sequence, or directory that is in none, the most opens first.
 pub(super) fn text(fs: &FileSystem) -> String {
     let latest = fs.retention.latest_uses();
     let mut by_directory = BTreeMap::<Option<InodeId>, u64>::new();

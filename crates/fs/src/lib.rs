@@ -74,6 +74,7 @@ mod growing;
 mod health;
 mod held_back;
 mod history;
+mod hits;
 mod hottest;
 mod insert;
 mod keep_resident;

@@ -95,6 +95,6 @@ fn link_by_copy(
     let attributes = state.attributes(&core.store, entry.inode)?;
     let node = state.nodes.entry(entry.inode).or_default();
     node.lookups += 1;
-    node.found_in = (role == Role::Tokens).then_some(place.parent);
+    node.found_in = Some(place.parent);
     Ok(Found { attributes, name_is_stable: false })
 }

@@ -3,7 +3,7 @@
 use super::attributes::Attributes;
 use super::{FileSystem, FsError, lookup, prefixes, views};
 use kvfs_storage::store::keys::FIRST_NAME_OFFSET;
-use kvfs_storage::store::record::{DirectoryClass, InodeId, Kind};
+use kvfs_storage::store::record::{InodeId, Kind};
 
 /// Lines of one answer. The kernel asks with room for thousands, and everybody waits while the state is looked at: so
 /// many with their attributes take some 3 ms. It asks for the rest.
@@ -109,9 +109,7 @@ impl FileSystem {
         for inode in shown {
             let node = state.nodes.entry(inode).or_default();
             node.lookups += 1;
-            if matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Sequence) {
-                node.found_in = Some(id);
-            }
+            node.found_in = Some(id);
         }
         Ok(())
     }

@@ -97,7 +97,14 @@ impl FileSystem {
 fn lookup_stored(core: &Core, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
     let mut state = core.state();
     let (_, class) = state.directory(parent)?;
-    let Some(entry) = state.entry(parent, name)? else {
+    let entry = state.entry(parent, name)?;
+    if class == DirectoryClass::Plain {
+        let area = core.hits.areas.of(&state, Some(parent));
+        let is_there = entry.is_some();
+        core.hits.note_names(area, [u64::from(is_there), u64::from(!is_there)]);
+        core.observer.looked_up(is_there);
+    }
+    let Some(entry) = entry else {
         // There the daemon makes names without being asked to.
         let unstable = matches!(
             class,
@@ -117,9 +124,7 @@ fn lookup_stored(core: &Core, parent: InodeId, name: &[u8]) -> Result<Lookup, Fs
     let attributes = shown.or_else(|error| shown_if_lost(&state, entry.inode, error))?;
     let node = state.nodes.entry(entry.inode).or_default();
     node.lookups += 1;
-    if matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Sequence) {
-        node.found_in = Some(parent);
-    }
+    node.found_in = Some(parent);
     let name_is_stable =
         name_is_stable(class, &attributes, name) && !state.is_pending(parent, name);
     Ok(Lookup::Found(Found { attributes, name_is_stable }))

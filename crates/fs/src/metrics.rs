@@ -11,6 +11,7 @@ use kvfs_storage::tier::remote::State as RemoteHealth;
 use kvfs_storage::tier::ssd::SsdTier;
 
 use super::FileSystem;
+use super::hits::saved_seconds;
 use super::residency::ssd_used_bytes;
 use super::scrub::add_scrub;
 use super::tiers::{Tiers, lacking_in_remote};
@@ -29,6 +30,11 @@ impl FileSystem {
     pub fn metrics(&self) -> String {
         let mut gauges = Gauges::default();
         add_mount(self, &mut gauges);
+        if let Some(seconds) = saved_seconds(&self.core) {
+            let help =
+                "Seconds of computing that opened pages have saved, less the time of their opens";
+            gauges.add_seconds("kvfs_saved_seconds", help, seconds);
+        }
         add_memory(self, &mut gauges);
         add_disk(self, &mut gauges);
         add_scrub(self, &mut gauges);

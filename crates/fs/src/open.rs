@@ -2,11 +2,13 @@
 //! is ever short or wrong.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::attributes::Caller;
 use super::backlog::throttle_rewriting;
 use super::demotion::Commits;
 use super::extended::LOSSY;
+use super::hits::PageOpen;
 use super::opened::{Caching, Opened, OpenedBy};
 use super::prefixes::Blocks;
 use super::publish::Publishing;
@@ -21,6 +23,7 @@ use crate::core::handle::{Handle, Served};
 use crate::core::node::Node;
 use crate::core::state::State;
 use crate::core::waits::READ_AT_ONCE_BYTES;
+use kvfs_page::Layer;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::disk::{Access, DiskFile};
 use kvfs_storage::store::record::{FileRecord, Inode, InodeId, ObjectId, Role, Time};
@@ -152,12 +155,16 @@ impl FileSystem {
         if self.choices.verify() == Verify::Always {
             return Ok(None);
         }
+        let begun = Instant::now();
         let known = {
             let state = self.core.state();
             let node = state.nodes.get(&id);
-            node.and_then(|node| Some((node.verified?, node.page_tokens)))
+            node.and_then(|node| {
+                let area = self.core.hits.areas.of(&state, node.found_in);
+                Some((node.verified?, node.page_tokens, Layer(node.page_layer), area))
+            })
         };
-        let Some(((object, known), tokens)) = known else {
+        let Some(((object, known), tokens, layer, area)) = known else {
             return Ok(None);
         };
         match self.core.store.stat_object(object) {
@@ -167,7 +174,9 @@ impl FileSystem {
         if self.core.store.packs.holds(object) {
             return Ok(None);
         }
-        seen::note_open(&self.core, tier_here(&self.core, object), (known.length, tokens));
+        let page = PageOpen { layer, tokens, took: begun.elapsed() };
+        let from = (tier_here(&self.core, object), known.length);
+        seen::note_open(&self.core, area, from, Some(page));
         seen::note_use_of_tiers(self.residency(), object, known.length);
         seen::note_use(&self.core, object, None, known.length);
         let handle = Handle::new(id, false, Served::Passthrough);
@@ -201,21 +210,30 @@ impl<'a> Opening<'a> {
     pub(super) fn open_reader(
         &self, mut state: StateGuard<'_>, id: InodeId, inode: &Inode, file: &FileRecord,
     ) -> Result<Opened, FsError> {
+        let begun = Instant::now();
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
         // Counted before the lock goes, so that nobody replaces the bytes meanwhile.
         let node = state.nodes.entry(id).or_default();
         node.readers += 1;
+        let found_in = node.found_in;
         let verified = node.verified.filter(|_| self.choices.verify() != Verify::Always);
         let settled = !file.unsettled && !state.unsettled.contains_key(id);
         let depth = self.depth_at_open();
+        let area = self.core.hits.areas.of(&state, found_in);
         drop(state);
         // Before it is fetched: coming in is told of as a use already.
         seen::note_use_of_tiers(self.residency, object, file.size);
         let outcome = self.residency.open_verified((id, inode), (object, settled), verified, depth);
-        let tokens = if let Role::Page(page) = &file.role { page.tokens } else { 0 };
-        if let Ok((_, stat, tier)) = &outcome {
-            seen::note_open(self.core, *tier, (stat.length, tokens));
-            seen::note_use(self.core, object, Some(file.role), stat.length);
+        let page = match &file.role {
+            Role::Page(page) => PageOpen::of(page, begun.elapsed()),
+            _ => None,
+        };
+        match &outcome {
+            Ok((_, stat, tier)) => {
+                seen::note_open(self.core, area, (*tier, stat.length), page);
+                seen::note_use(self.core, object, Some(file.role), stat.length);
+            }
+            Err(error) => seen::note_failed_open(self.core, object, error),
         }
         let mut state = self.core.state();
         if let Some(node) = state.nodes.get_mut(&id) {
@@ -237,7 +255,8 @@ impl<'a> Opening<'a> {
                     let is_known =
                         settled && (depth == Depth::Bytes || self.depth_at_open() == depth);
                     node.verified = is_known.then_some((object, stat));
-                    node.page_tokens = tokens;
+                    (node.page_layer, node.page_tokens) =
+                        page.map_or((0, 0), |page| (page.layer.0, page.tokens));
                 }
                 let sealed = file.role.is_sealed();
                 let is_packed = self.core.is_passthrough() && opened.descriptor().is_none();

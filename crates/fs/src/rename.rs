@@ -45,6 +45,7 @@ impl FileSystem {
         check_replaceable(&state, &inode, target)?;
         if inode.is_directory() {
             let orphans = rename_directory(&mut state, (from, to), (entry, inode), target)?;
+            self.core.hits.areas.forget();
             drop(state);
             for orphan in orphans {
                 self.core.invalidate(Invalidation::Names(orphan));
@@ -154,14 +155,12 @@ fn move_file<'a>(
     if let Some(file) = inode.file_mut() {
         match (&mut file.role, class) {
             (Role::Tail { directory, .. }, FileClass::Tail(_)) => *directory = to.parent,
-            (Role::Tokens, FileClass::Tokens) => {
-                if let Some(node) = state.nodes.get_mut(&id) {
-                    node.found_in = Some(to.parent);
-                }
-            }
             (role, FileClass::Plain) if role.is_append_only() => *role = Role::Plain,
             _ => {}
         }
+    }
+    if let Some(node) = state.nodes.get_mut(&id) {
+        node.found_in = Some(to.parent);
     }
     state.put_inode(id, &inode);
     state.models.remove(&from.parent);

@@ -8,6 +8,7 @@
 //! | file | |
 //! |---|---|
 //! | `files` | which files are below a path |
+//! | `last` | when all was read last, across mounts |
 //! | `read` | a file past the page cache, and its checksum |
 //! | `aside` | a thread for that, with what others leave of the processor |
 //! | `mend` | one file: what is compared, and where good bytes come from |
@@ -18,6 +19,7 @@
 
 mod aside;
 mod files;
+mod last;
 mod mend;
 mod read;
 
@@ -31,11 +33,14 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 
 use super::{FileSystem, FsError};
+use crate::core::Core;
 use aside::Aside;
 use files::files_below;
 use kvfs_observe::Gauges;
-use kvfs_storage::store::record::{InodeId, ObjectId};
+use kvfs_storage::store::record::{InodeId, ObjectId, Time};
 use kvfs_storage::tier::remote::throttle::Bucket;
+use last::LastScrub;
+pub(crate) use last::SCRUBBED;
 use read::Reader;
 
 /// Files that are read at a time. One after the other leaves the disk idle while its bytes are hashed.
@@ -128,11 +133,14 @@ impl Scrub {
         self.progress().report()
     }
 
-    /// Lines of `.kvfs/status`; none as long as nobody has asked for a scrub.
-    pub(super) fn tell(&self, text: &mut String) {
-        let progress = self.progress();
+    /// Lines of `.kvfs/status`; none as long as nobody has asked for a scrub, in this mount or one before.
+    pub(super) fn tell(&self, core: &Core, text: &mut String) {
+        let progress = self.progress().clone();
         if progress.phase != Phase::Never {
             text.push_str(&progress.report());
+        }
+        if let Some(last) = LastScrub::of(core) {
+            text.push_str(&last.line());
         }
     }
 
@@ -179,21 +187,24 @@ impl Progress {
     }
 }
 
-/// Values of the scrub that is running, or of the last one; none as long as nobody has asked for one.
+/// Values of the scrub that is running, or of the last one of this mount; none as long as nobody has asked for one. And
+/// how long ago all was read last.
 pub(super) fn add_scrub(fs: &FileSystem, gauges: &mut Gauges) {
+    if let Some(last) = LastScrub::of(&fs.core) {
+        let age = last.age_seconds(Time::now());
+        gauges.add("kvfs_scrub_age_seconds", "Time since all of the store was read last", age);
+    }
     let progress = fs.scrubs.progress().clone();
-    let Some(started) = progress.started else { return };
+    if progress.started.is_none() {
+        return;
+    }
     let is_running = progress.phase == Phase::Running;
-    let since_end = started.elapsed().as_secs().saturating_sub(progress.seconds);
     let mut add = |name, help, value| gauges.add(name, help, value);
     add("kvfs_scrub_running", "A scrub is running", u64::from(is_running));
     add("kvfs_scrub_files", "Files that it reads", progress.files);
     add("kvfs_scrub_files_done", "Files that it has looked at", progress.done);
     add("kvfs_scrub_damaged_files", "Files of them that were damaged", progress.damaged);
     add("kvfs_scrub_repaired_files", "Files of those that were mended", progress.repaired);
-    if !is_running {
-        add("kvfs_scrub_age_seconds", "Time since the last scrub ended", since_end);
-    }
 }
 
 impl FileSystem {
@@ -205,6 +216,9 @@ impl FileSystem {
             self.scrubs.progress().files = files.len() as u64;
             self.scrub_files(&files, request.rate, is_over)
         });
+        if request.below == InodeId::ROOT && outcome.is_ok() {
+            self.record_scrub();
+        }
         let mut progress = self.scrubs.progress();
         progress.seconds = progress.started.map_or(0, |started| started.elapsed().as_secs());
         progress.phase = match outcome {
@@ -215,6 +229,19 @@ impl FileSystem {
                 Phase::Failed(format!("failed: {error}"))
             }
         };
+    }
+
+    /// A scrub of everything has ended, unless somebody has stopped it: that goes on record where it may be written to.
+    fn record_scrub(&self) {
+        let Progress { files, done, damaged, repaired, .. } = self.scrubs.progress().clone();
+        if done < files {
+            return;
+        }
+        let last = LastScrub { ended: Time::now().seconds, files, damaged, repaired };
+        match last.record(&self.core) {
+            Ok(()) | Err(FsError::ReadOnly) => {}
+            Err(error) => self.core.observer.failed(&format!("a scrub has no record: {error}")),
+        }
     }
 
     fn scrub_files(

@@ -30,7 +30,13 @@ pub fn shown(fs: &FileSystem, subject: Subject<'_>) -> String {
     };
     let Some(inode) = inode else { return "a file that is closed".to_owned() };
     let path = state.directory_path(inode).or_else(|| history::path_now(&state, inode, None));
-    path.unwrap_or_else(|| format!("inode {}", inode.0))
+    path.unwrap_or_else(|| {
+        let found_in = state.nodes.get(&inode).and_then(|node| node.found_in);
+        match found_in.and_then(|directory| state.directory_path(directory)) {
+            Some(directory) => format!("a file in {directory} (inode {})", inode.0),
+            None => format!("inode {}", inode.0),
+        }
+    })
 }
 
 #[cfg(test)]
@@ -43,6 +49,11 @@ mod tests {
         let unmounted = Unmounted::new();
         let fs = &unmounted.fs;
         let name = place(FILES, "a");
+        let file = unmounted.write(FILES, "b", b"bytes");
+        assert_eq!(shown(fs, Subject::Inode(file)), format!("inode {}", file.0));
+        fs.lookup(FILES, b"b").unwrap();
+        let expected = format!("a file in files (inode {})", file.0);
+        assert_eq!(shown(fs, Subject::Inode(file)), expected);
         assert_eq!(shown(fs, Subject::Name(&name)), "files/a");
         assert_eq!(shown(fs, Subject::Inode(FILES)), "files");
         assert_eq!(shown(fs, Subject::Inode(InodeId::ROOT)), "the root of the mount");

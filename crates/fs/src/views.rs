@@ -8,14 +8,15 @@ use std::sync::Arc;
 
 use super::attributes::{Attributes, Caller, Place};
 use super::health::Refusal;
+use super::hits::saved_seconds;
 use super::list::Listed;
 use super::opened::Opened;
 use super::prefixes::is_prefix_name;
 use super::{FileSystem, FsError, IoMode, Transport};
 use super::{batch, dialogue, hottest, live};
+use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::core::state::State;
-use kvfs_observe::Observer;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::packs::Packed;
 use kvfs_storage::store::quarantine;
@@ -215,11 +216,11 @@ impl FileSystem {
             line("ram_objects", &usage.objects);
         }
         pack_status(&self.core.store, &mut text);
-        use_status(&self.core.observer, &mut text);
-        super::prefixes::add_models(self, &mut text);
+        use_status(&self.core, &mut text);
+        super::hits::add_lines(&self.core, &mut text);
         self.tier_status(&mut text);
         self.retention.status(&self.core, &mut text);
-        self.scrubs.tell(&mut text);
+        self.scrubs.tell(&self.core, &mut text);
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             add_line(&mut text, key, value);
         };
@@ -244,12 +245,17 @@ fn uncommitted(state: &State) -> usize {
 }
 
 /// What was found since the mount began, in tokens.
-fn use_status(observer: &Observer, text: &mut String) {
+fn use_status(core: &Core, text: &mut String) {
+    let observer = &core.observer;
     let (asked, answered) = observer.matched_tokens();
     add_line(text, "asked_tokens", &asked);
     add_line(text, "answered_tokens", &answered);
     for tier in [Tier::Ram, Tier::Ssd, Tier::Remote] {
         add_line(text, &format!("opened_tokens_{tier}"), &observer.opened_tokens(tier));
+    }
+    add_line(text, "restored_tokens", &observer.restored_tokens());
+    if let Some(saved) = saved_seconds(core) {
+        add_line(text, "saved_seconds", &format!("{saved:.1}"));
     }
 }
 

@@ -14,18 +14,29 @@ pub struct Gauges(Vec<MetricFamily>);
 impl Gauges {
     /// Adds a value.
     pub fn add(&mut self, name: &str, help: &str, value: u64) {
+        self.push(name, help, Vec::new(), number(value));
+    }
+
+    /// Adds a value that need not be whole, nor positive.
+    pub fn add_seconds(&mut self, name: &str, help: &str, value: f64) {
         self.push(name, help, Vec::new(), value);
     }
 
     /// Adds the value of a tier.
     pub fn add_of(&mut self, tier: Tier, name: &str, help: &str, value: u64) {
-        self.push(name, help, vec![label("tier", tier.name())], value);
+        self.add_labelled(("tier", tier.name()), name, help, value);
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "Prometheus has no other numbers")]
-    fn push(&mut self, name: &str, help: &str, labels: Vec<LabelPair>, value: u64) {
+    /// Adds one of several values, told apart by this label.
+    pub(super) fn add_labelled(
+        &mut self, (key, of): (&str, &str), name: &str, help: &str, value: u64,
+    ) {
+        self.push(name, help, vec![label(key, of)], number(value));
+    }
+
+    fn push(&mut self, name: &str, help: &str, labels: Vec<LabelPair>, value: f64) {
         let mut gauge = Gauge::default();
-        gauge.set_value(value as f64);
+        gauge.set_value(value);
         let mut metric = Metric::from_gauge(gauge);
         metric.set_label(labels);
         if let Some(family) = self.0.iter_mut().find(|family| family.name() == name) {
@@ -38,6 +49,11 @@ impl Gauges {
         family.set_metric(vec![metric]);
         self.0.push(family);
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus has no other numbers")]
+fn number(value: u64) -> f64 {
+    value as f64
 }
 
 /// All metrics in Prometheus' text format, each labelled with the mount: whoever collects those of several

@@ -8,7 +8,9 @@
 mod attention;
 mod errors;
 mod gauges;
+mod hits;
 mod metrics;
+mod queues;
 mod requests;
 mod retention;
 
@@ -26,6 +28,7 @@ use kvfs_page::batch::Status;
 use kvfs_page::reader_report::Counts;
 use kvfs_storage::tier::counters::Tier;
 use metrics::Metrics;
+use queues::Queues;
 
 /// Counters and errors of one mount.
 #[derive(Debug)]
@@ -38,6 +41,7 @@ pub struct Observer {
     mountpoint: OnceLock<PathBuf>,
     metrics_address: OnceLock<String>,
     page_address: OnceLock<String>,
+    queues: Queues,
 }
 
 impl Observer {
@@ -51,6 +55,7 @@ impl Observer {
             mountpoint: OnceLock::new(),
             metrics_address: OnceLock::new(),
             page_address: OnceLock::new(),
+            queues: Queues::default(),
         }
     }
 
@@ -116,17 +121,37 @@ impl Observer {
 
     /// A page of so many tokens was opened, which this tier had.
     pub fn opened_page(&self, tier: Tier, tokens: u32) {
-        self.metrics.opened_page(tier, tokens);
+        self.metrics.hits.opened_page(tier, tokens);
+    }
+
+    /// A file that is no page was opened to be read, which this tier had.
+    pub fn opened_file(&self, tier: Tier) {
+        self.metrics.hits.opened_file(tier);
+    }
+
+    /// A file could not be opened to be read.
+    pub fn open_failed(&self, tier: Tier, error: &str) {
+        self.metrics.hits.open_failed(tier, error);
+    }
+
+    /// A page was opened, which took so long, and has so many tokens that no other layer's page has counted.
+    pub fn restored(&self, tokens: u64, took: Duration) {
+        self.metrics.hits.restored(tokens, took);
+    }
+
+    /// All of those tokens.
+    pub fn restored_tokens(&self) -> u64 {
+        self.metrics.hits.restored_tokens()
     }
 
     /// Tokens of opened pages that this tier had.
     pub fn opened_tokens(&self, tier: Tier) -> u64 {
-        self.metrics.opened_tokens(tier)
+        self.metrics.hits.opened_tokens(tier)
     }
 
     /// Tokens of prompts that were asked, and of the sequences in the answers.
     pub fn matched_tokens(&self) -> (u64, u64) {
-        self.metrics.matched_tokens()
+        self.metrics.hits.matched_tokens()
     }
 
     /// A page or manifest of this size was sealed.
@@ -139,14 +164,24 @@ impl Observer {
         self.metrics.set_passthrough(enabled);
     }
 
-    /// A prompt was asked, of so many tokens; a sequence of this store, or of another, has so many of them.
-    pub fn matched(&self, asked: u64, answered: u64, is_own: bool) {
-        self.metrics.matched(asked, answered, is_own);
+    /// A prompt was asked, of so many tokens; a sequence of this store, or of another, has so many of them in each tier.
+    pub fn matched(&self, asked: u64, in_tiers: [u64; 3], is_own: bool) {
+        self.metrics.hits.matched(asked, in_tiers, is_own);
     }
 
-    /// A question about many names was answered, so for each.
-    pub fn batched(&self, statuses: impl Iterator<Item = Status>) {
-        self.metrics.batched(statuses);
+    /// A prefix was looked up by its hash, of which the last page has so many tokens.
+    pub fn looked_for_prefix(&self, tokens: u64, is_there: bool) {
+        self.metrics.hits.looked_for_prefix(tokens, is_there);
+    }
+
+    /// A name was looked up in `files/`.
+    pub fn looked_up(&self, is_there: bool) {
+        self.metrics.hits.looked_up(is_there);
+    }
+
+    /// A question about many names was answered, so for each. Returns how many are here and absent.
+    pub fn batched(&self, statuses: impl Iterator<Item = Status>) -> [u64; 2] {
+        self.metrics.hits.batched(statuses)
     }
 
     /// A FUSE request was answered.
@@ -170,6 +205,13 @@ impl Observer {
         self.attention.get_or_init(|| AttentionMetrics::new(registry)).add(counts);
     }
 
+    /// Requests of a kind wait in a queue whose length is asked for each time somebody reads the metrics.
+    pub fn watch_queue(
+        &self, kind: &'static str, length: impl Fn() -> usize + Send + Sync + 'static,
+    ) {
+        self.queues.add(kind, Box::new(length));
+    }
+
     /// Where others add counters of their own.
     pub fn registry(&self) -> &prometheus::Registry {
         self.metrics.registry()
@@ -186,7 +228,8 @@ impl Observer {
     }
 
     /// The counters and these values in Prometheus' text format.
-    pub fn metrics(&self, gauges: Gauges) -> String {
+    pub fn metrics(&self, mut gauges: Gauges) -> String {
+        self.queues.add_lengths(&mut gauges);
         self.metrics.text(gauges, self.mountpoint.get().map(PathBuf::as_path))
     }
 }

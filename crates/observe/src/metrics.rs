@@ -2,35 +2,29 @@
 //! all of them.
 
 use std::path::Path;
-use std::sync::OnceLock;
 use std::time::Duration;
 
-use prometheus::core::Collector;
-use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 use super::gauges::{self, Gauges};
+use super::hits::Hits;
 use super::requests::{Operation, Requests};
-use kvfs_page::batch::Status;
 use kvfs_storage::tier::counters::Tier;
 
 pub(super) struct Metrics {
     registry: Registry,
     pub(super) requests: Requests,
+    pub(super) hits: Hits,
     opens: IntCounter,
     opened_bytes: IntCounter,
-    opened_pages: OpenedPages,
     sealed: IntCounter,
     sealed_bytes: IntCounter,
     refused: IntCounterVec,
     corrupt: IntCounterVec,
     passthrough: IntGauge,
-    asked_tokens: IntCounter,
-    answered_tokens: IntCounterVec,
-    batched_names: IntCounterVec,
 }
 
-const VALID: &str = "names and labels are constants";
+pub(super) const VALID: &str = "names and labels are constants";
 
 impl Metrics {
     pub(super) fn new() -> Metrics {
@@ -42,9 +36,9 @@ impl Metrics {
         gauge(&registry, "kvfs_mount_ready", "The mount answers").set(1);
         Metrics {
             requests: Requests::new(&registry),
+            hits: Hits::new(&registry),
             opens: counter(&registry, "kvfs_opens_total", "Files opened"),
             opened_bytes: counter(&registry, "kvfs_opened_bytes_total", "Bytes of opened files"),
-            opened_pages: OpenedPages::new(&registry),
             sealed: counter(&registry, "kvfs_sealed_total", "Pages and manifests sealed"),
             sealed_bytes: counter(&registry, "kvfs_sealed_bytes_total", "Bytes sealed"),
             refused: counter_vec(
@@ -64,23 +58,6 @@ impl Metrics {
                 "kvfs_passthrough_enabled",
                 "The kernel reads and writes files itself (0 until the first open)",
             ),
-            asked_tokens: counter(
-                &registry,
-                "kvfs_match_asked_tokens_total",
-                "Tokens of prompts that were asked through prefixes/match",
-            ),
-            answered_tokens: counter_vec(
-                &registry,
-                "kvfs_match_answered_tokens_total",
-                "Of them, those that the sequence in the answer has",
-                "store",
-            ),
-            batched_names: counter_vec(
-                &registry,
-                "kvfs_batch_names_total",
-                "Names that were asked about through .kvfs/batch",
-                "answer",
-            ),
             registry,
         }
     }
@@ -98,20 +75,6 @@ impl Metrics {
         self.opened_bytes.inc_by(bytes);
     }
 
-    pub(super) fn opened_page(&self, tier: Tier, tokens: u32) {
-        self.opened_pages.add(tier, tokens);
-    }
-
-    pub(super) fn opened_tokens(&self, tier: Tier) -> u64 {
-        self.opened_pages.tokens(tier)
-    }
-
-    pub(super) fn matched_tokens(&self) -> (u64, u64) {
-        let families = self.answered_tokens.collect();
-        let answered = families.iter().flat_map(MetricFamily::get_metric).map(whole).sum();
-        (self.asked_tokens.get(), answered)
-    }
-
     pub(super) fn sealed(&self, bytes: u64) {
         self.sealed.inc();
         self.sealed_bytes.inc_by(bytes);
@@ -123,28 +86,6 @@ impl Metrics {
 
     pub(super) fn corrupt(&self, tier: Tier) {
         self.corrupt.with_label_values(&[tier.name()]).inc();
-    }
-
-    pub(super) fn matched(&self, asked: u64, answered: u64, is_own: bool) {
-        self.asked_tokens.inc_by(asked);
-        if answered > 0 {
-            let store = if is_own { "own" } else { "other" };
-            self.answered_tokens.with_label_values(&[store]).inc_by(answered);
-        }
-    }
-
-    pub(super) fn batched(&self, statuses: impl Iterator<Item = Status>) {
-        let (mut here, mut absent, mut other) = (0, 0, 0);
-        for status in statuses {
-            match status {
-                Status::Here => here += 1,
-                Status::Absent => absent += 1,
-                _ => other += 1,
-            }
-        }
-        for (answer, count) in [("here", here), ("absent", absent), ("other", other)] {
-            self.batched_names.with_label_values(&[answer]).inc_by(count);
-        }
     }
 
     pub(super) fn set_passthrough(&self, enabled: bool) {
@@ -163,57 +104,22 @@ impl std::fmt::Debug for Metrics {
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "counters of tokens are whole"
-)]
-fn whole(metric: &prometheus::proto::Metric) -> u64 {
-    metric.get_counter().get_value() as u64
-}
-
-fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
+pub(super) fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
     let counter = IntCounter::new(name, help).expect(VALID);
     registry.register(Box::new(counter.clone())).expect(VALID);
     counter
 }
 
-/// Opened pages and their tokens, by the tier that had them; a tier has series from its first page on.
-struct OpenedPages {
-    pages: IntCounterVec,
-    tokens: IntCounterVec,
-    /// By [`Tier`]: looking a label up takes longer than counting, at each open.
-    known: [OnceLock<[IntCounter; 2]>; 3],
+pub(super) fn counter_vec(
+    registry: &Registry, name: &str, help: &str, label: &str,
+) -> IntCounterVec {
+    counter_vec_of(registry, name, help, &[label])
 }
 
-impl OpenedPages {
-    fn new(registry: &Registry) -> OpenedPages {
-        let by_tier = |name: &str, help: &str| counter_vec(registry, name, help, "tier");
-        OpenedPages {
-            pages: by_tier("kvfs_opened_pages_total", "Pages opened, by the tier that had them"),
-            tokens: by_tier(
-                "kvfs_opened_tokens_total",
-                "Tokens of opened pages, by the tier that had them",
-            ),
-            known: Default::default(),
-        }
-    }
-
-    fn add(&self, tier: Tier, count: u32) {
-        let [pages, tokens] = self.known[tier as usize].get_or_init(|| {
-            [&self.pages, &self.tokens].map(|all| all.with_label_values(&[tier.name()]))
-        });
-        pages.inc();
-        tokens.inc_by(count.into());
-    }
-
-    fn tokens(&self, tier: Tier) -> u64 {
-        self.known[tier as usize].get().map_or(0, |[_, tokens]| tokens.get())
-    }
-}
-
-fn counter_vec(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
-    let counter = IntCounterVec::new(Opts::new(name, help), &[label]).expect(VALID);
+pub(super) fn counter_vec_of(
+    registry: &Registry, name: &str, help: &str, labels: &[&str],
+) -> IntCounterVec {
+    let counter = IntCounterVec::new(Opts::new(name, help), labels).expect(VALID);
     registry.register(Box::new(counter.clone())).expect(VALID);
     counter
 }

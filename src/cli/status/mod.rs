@@ -4,6 +4,7 @@
 
 mod machine;
 mod sections;
+mod uses;
 
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};

@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 
+use super::uses;
 use crate::cli::duration::age;
 use crate::cli::output::{bytes, grouped};
 use crate::cli::style::{Paint, Style};
@@ -66,6 +67,8 @@ const SECTIONS: [(&str, &[Row]); 8] = [
             ("opened_tokens_ram", "opened in memory", Kind::Count),
             ("opened_tokens_ssd", "opened on disk", Kind::Count),
             ("opened_tokens_remote", "opened, remote", Kind::Count),
+            ("restored_tokens", "tokens restored", Kind::Count),
+            ("saved_seconds", "computing saved, s", Kind::Text),
         ],
     ),
     (
@@ -135,6 +138,7 @@ const SECTIONS: [(&str, &[Row]); 8] = [
             ("scrub_bytes_read", "read", Kind::Bytes),
             ("scrub_damaged_files", "damaged", Kind::Count),
             ("scrub_repaired_files", "repaired", Kind::Count),
+            ("last_scrub", "all read last", Kind::Text),
         ],
     ),
 ];
@@ -159,9 +163,10 @@ const ELSEWHERE: [&str; 16] = [
     "remote_names_published",
 ];
 
-/// What lines of a limited directory, and of a model, begin with.
+/// What lines of a limited directory, of a model, and of what was asked for in a directory begin with.
 const QUOTA: &str = "quota ";
 const MODEL: &str = "model ";
+const DIRECTORY: &str = "directory ";
 
 /// The lines of a status.
 struct Lines<'a>(Vec<(&'a str, &'a str)>);
@@ -202,29 +207,17 @@ pub(super) fn describe(status: &str, style: Style) -> String {
     let of = |prefix: &'static str| {
         lines.0.iter().filter_map(move |(key, value)| Some((key.strip_prefix(prefix)?, *value)))
     };
-    let models: Vec<_> = of(MODEL).map(|(path, value)| (path, asked(value))).collect();
+    let models: Vec<_> = of(MODEL).map(|(path, value)| (path, uses::of_model(value))).collect();
     add_section("Models", &models, style, &mut text);
+    let directories = of(DIRECTORY).map(|(path, value)| (path, uses::of_directory(value)));
+    add_section("Directories", &directories.collect::<Vec<_>>(), style, &mut text);
     let quotas: Vec<_> = of(QUOTA).map(|(path, value)| (path, value.to_owned())).collect();
     add_section("Limited directories", &quotas, style, &mut text);
-    let is_of_path = |key: &str| key.starts_with(QUOTA) || key.starts_with(MODEL);
+    let is_of_path = |key: &str| [QUOTA, MODEL, DIRECTORY].iter().any(|of| key.starts_with(of));
     let others = lines.0.iter().filter(|(key, _)| !known(key) && !is_of_path(key));
     let others: Vec<_> = others.map(|(key, value)| (*key, (*value).to_owned())).collect();
     add_section("Other", &others, style, &mut text);
     text
-}
-
-/// What was asked of a model, in words.
-fn asked(value: &str) -> String {
-    let field = |name: &str| {
-        let mut fields = value.split(' ').filter_map(|field| field.split_once('='));
-        fields.find(|(known, _)| *known == name).and_then(|(_, number)| number.parse::<u64>().ok())
-    };
-    let fields = (field("questions"), field("asked_tokens"), field("answered_tokens"));
-    let (Some(questions), Some(asked), Some(answered)) = fields else { return value.to_owned() };
-    let percent = u128::from(answered) * 100 / u128::from(asked.max(1));
-    let (answered, asked) = (grouped(answered), grouped(asked));
-    let prompts = if questions == 1 { "prompt" } else { "prompts" };
-    format!("{questions} {prompts} asked, {answered} of {asked} tokens found ({percent} %)")
 }
 
 /// The first line of what is said of a mount.
@@ -310,7 +303,10 @@ mod tests {
             uptime_seconds: 11040\npages: 1234567\nram_budget_bytes: 4294967296\n\
             ram_used_bytes: 1073741824\nremote: /nas\nremote_state: down: x\n\
             remote_waiting_files: 3\nremote_waiting_bytes: 3145728\nremote_waiting_seconds: 90\n\
-            quota /files: size=1\nnew_line: 7\n";
+            quota /files: size=1\nnew_line: 7\n\
+            model models/m: questions=1 asked_tokens=4 answered_tokens=2 prefixes=0 prefixes_found=0 opens=2 \
+            restored_tokens=64 opening_seconds=0.500\n\
+            directory files/l: names=4 names_found=3 opens=2 opened_bytes=2048\n";
         let expected = "/mnt/kv\nstate: degraded\n  the remote is down for 7 s: x\n  \
             the disk is full: 5 bytes are free\n\
             Mount\n  process               12\n  up for                3 h 4 min\n\
@@ -318,6 +314,8 @@ mod tests {
             Memory\n  used                  1.0 GiB of 4.0 GiB (25 %)\n\
             Remote\n  place                 /nas\n  state                 down: x\n  \
             not there yet         3.0 MiB in 3 files, the oldest waits for 1 min 30 s\n\
+            Models\n  models/m              1 prompt asked, 2 of 4 tokens found (50 %); 64 tokens restored in 0.500 s\n\
+            Directories\n  files/l               3 of 4 names found (75 %); 2 files opened, 2.0 KiB\n\
             Limited directories\n  /files                size=1\n\
             Other\n  new_line              7\n";
         assert_eq!(describe(status, PLAIN), expected);

@@ -9,6 +9,9 @@ use crate::cli::series::whole;
 /// A request that takes longer is slow: the bound of a bucket, 0.13 s.
 const SLOW_SECONDS: f64 = 0.13;
 const PROMPTS: &str = "prompts";
+const PREFIXES: &str = "prefixes";
+const NAMES: &str = "kvfs_file_lookups_total";
+const IN_MEMORY: &str = "kvfs_opened_tokens_total";
 const REQUESTS: &str = "kvfs_fuse_request_duration_seconds";
 const REMOTE_REQUESTS: &str = "kvfs_remote_request_duration_seconds";
 
@@ -200,6 +203,12 @@ fn share(kind: &str, count: impl Fn(&str, &[(&str, &str)]) -> Option<f64>) -> Op
             count("kvfs_match_answered_tokens_total", &[]).unwrap_or(0.0),
             count("kvfs_match_asked_tokens_total", &[])?,
         ),
+        PREFIXES => (
+            count("kvfs_prefix_answered_tokens_total", &[]).unwrap_or(0.0),
+            count("kvfs_prefix_asked_tokens_total", &[])?,
+        ),
+        NAMES => (count(kind, &[("answer", "here")]).unwrap_or(0.0), count(kind, &[])?),
+        IN_MEMORY => (count(kind, &[("tier", "ram")])?, count(kind, &[])?),
         counter => {
             let [used, late, unused] = ["used", "late", "unused"]
                 .map(|outcome| count(counter, &[("outcome", outcome)]).unwrap_or(0.0));
@@ -213,6 +222,9 @@ fn hits(change: Option<Change<'_>>, now: &Sample) -> Vec<Hits> {
     let all = [
         ("prompt tokens found", PROMPTS),
         ("fetched ahead, used", "kvfs_prefetch_pages_total"),
+        ("prefixes found", PREFIXES),
+        ("names in files/ found", NAMES),
+        ("tokens opened in memory", IN_MEMORY),
         ("read ahead, used", "kvfs_readahead_pages_total"),
     ];
     let hits = all.into_iter().filter_map(|(name, kind)| {
@@ -264,6 +276,10 @@ fn troubles(now: &Sample) -> Vec<Trouble> {
         let [from, to] = ["from", "to"].map(|label| tier_name(series.label(label)));
         let name = format!("not moved from {from} to {to}: {}", series.label("error"));
         add(name, whole(series.value));
+    }
+    for series in now.metrics.all("kvfs_open_failures_total") {
+        let (tier, error) = (tier_name(series.label("tier")), series.label("error"));
+        add(format!("not opened from {tier}: {error}"), whole(series.value));
     }
     for series in now.metrics.all("kvfs_pages_refused_total") {
         add(format!("refused: {}", series.label("reason")), whole(series.value));

@@ -9,7 +9,9 @@ use crate::core::guard::StateGuard;
 use crate::core::rights::{Grant, User};
 use crate::core::stale::let_go_if_stale;
 use crate::core::state::State;
+use crate::hits::{Area, PageOpen};
 use crate::prefixes::Share;
+use crate::residency::tier_here;
 use crate::seen;
 use crate::verify::{Depth, Verify};
 use crate::{FileSystem, FsError, Invalidation};
@@ -36,6 +38,8 @@ struct Making<'a> {
     bytes: Vec<u8>,
     /// Records that are made.
     answered: usize,
+    /// What the names count for, once their directory was found.
+    area: Area,
     held: &'a mut Share,
 }
 
@@ -57,7 +61,8 @@ pub(super) fn make(
         return Err(FsError::NoRoom);
     }
     let (bytes, answered) = (vec![0; records_bytes], 0);
-    let mut making = Making { fs, user: User::from(caller), question, bytes, answered, held };
+    let (user, area) = (User::from(caller), Area::Elsewhere);
+    let mut making = Making { fs, user, question, bytes, answered, area, held };
     let deadline = Instant::now() + TIME_MAX;
     match question.ask {
         Ask::Have => making.have(deadline)?,
@@ -90,6 +95,7 @@ impl Making<'_> {
         loop {
             let state = self.fs.core.state();
             let directory = Directory::find(&state, self.user, question.directory)?;
+            self.area = directory.map_or(Area::Elsewhere, |it| it.area(&self.fs.core, &state));
             for name in names {
                 let Record { status, size } = match directory {
                     Some(directory) => self.have_one(&state, directory, name)?,
@@ -146,6 +152,7 @@ impl Making<'_> {
         let Some(directory) = Directory::find(&state, self.user, self.question.directory)? else {
             return only(Status::Other);
         };
+        self.area = directory.area(&self.fs.core, &state);
         let named = match directory.look_up(&state, name)? {
             Ok(named) => named,
             Err(status) => return only(status),
@@ -186,7 +193,7 @@ impl Making<'_> {
         let depth = fs.opening().depth_at_open();
         drop(state);
         let reading = Reading { named, object, checksum, verified, depth };
-        let begun = self.bytes.len();
+        let (begun, begun_at) = (self.bytes.len(), Instant::now());
         let outcome = self.take_in(&reading);
         let mut state = fs.core.state();
         let is_same = reading.is_same_in(&state);
@@ -210,7 +217,11 @@ impl Making<'_> {
             Ok(Ok(_)) => {
                 let bytes = (self.bytes.len() - begun) as u64;
                 fs.note_use(reading.named.id, libc::O_RDONLY);
-                fs.core.observer.opened(bytes);
+                let page = match &reading.named.file.role {
+                    Role::Page(page) => PageOpen::of(page, begun_at.elapsed()),
+                    _ => None,
+                };
+                seen::note_open(&fs.core, self.area, (tier_here(&fs.core, object), bytes), page);
                 seen::note_use_of_tiers(fs.residency(), object, bytes);
                 seen::note_use(&fs.core, object, Some(reading.named.file.role), bytes);
                 Ok(Status::Here)
@@ -261,7 +272,8 @@ impl Making<'_> {
         self.bytes[..ANSWER_HEAD_BYTES].copy_from_slice(&head.to_bytes());
         let records = self.bytes[ANSWER_HEAD_BYTES..self.contents_at()].chunks(RECORD_BYTES);
         let statuses = records.filter_map(Record::parse).map(|record| record.status);
-        self.fs.core.observer.batched(statuses);
+        let names = self.fs.core.observer.batched(statuses);
+        self.fs.core.hits.note_names(self.area, names);
         self.bytes
     }
 }

@@ -1,8 +1,10 @@
 //! What a path and a name in a directory are to a user, as the kernel would tell him, without a request for each.
 
 use crate::FsError;
+use crate::core::Core;
 use crate::core::rights::{Grant, User};
 use crate::core::state::State;
+use crate::hits::Area;
 use kvfs_page::batch::Status;
 use kvfs_page::names;
 use kvfs_storage::store::record::{DirectoryClass, FileRecord, Inode, InodeId};
@@ -23,6 +25,11 @@ pub(super) struct Named {
 }
 
 impl Directory {
+    /// What it counts for.
+    pub(super) fn area(self, core: &Core, state: &State) -> Area {
+        core.hits.areas.of(state, Some(self.id))
+    }
+
     /// Follows a path from the root. `None` where only the kernel knows whether the user may: it depends on a group
     /// that he may be in. Symbolic links are not followed.
     pub(super) fn find(

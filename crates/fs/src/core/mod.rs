@@ -38,6 +38,7 @@ use self::state::State;
 use self::turns::SealingTurns;
 use super::attributes::Place;
 use super::health::Refusal;
+use super::hits::Hits;
 use super::{AskAnew, FsError, Invalidation, IoMode};
 use kvfs_observe::Observer;
 use kvfs_storage::ingest::seal;
@@ -59,6 +60,8 @@ pub struct Core {
     pub(crate) spares: Spares,
     /// What was used, for questions about other budgets.
     pub(crate) sample: Sample,
+    /// What was asked for and was there.
+    pub(crate) hits: Hits,
     pub(crate) observer: Arc<Observer>,
     pub(crate) io_mode: OnceLock<IoMode>,
     pub(crate) invalidations: crossbeam_channel::Sender<Invalidation>,
@@ -81,6 +84,7 @@ impl Core {
             sealing_turns: SealingTurns::new(),
             spares: Spares::default(),
             sample: Sample::default(),
+            hits: Hits::default(),
             observer,
             io_mode: OnceLock::new(),
             invalidations,

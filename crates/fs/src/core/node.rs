@@ -64,7 +64,9 @@ pub(crate) struct Node {
     pub(crate) verified: Option<(ObjectId, FileStat)>,
     /// Tokens of a page that was opened.
     pub(crate) page_tokens: u32,
-    /// The directory of a layer or a sequence in which it was last found.
+    /// And its layer.
+    pub(crate) page_layer: u32,
+    /// The directory in which it was last found.
     pub(crate) found_in: Option<InodeId>,
     /// What its user did that holds for what it becomes as well.
     pub(crate) wanted: Wanted,

@@ -24,6 +24,15 @@ use kvfs_storage::tier::counters::Tier;
 /// were removed; then the answer may be shorter than what could be found.
 const CANDIDATES_MAX: usize = 64;
 
+/// A page that ends a prefix, or the state after it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PrefixPage {
+    pub(super) layer: Layer,
+    /// The directory of the layer.
+    pub(super) directory: InodeId,
+    pub(super) entry: Entry,
+}
+
 /// The sequence that has most of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Match {
@@ -31,6 +40,8 @@ pub(crate) struct Match {
     pub(crate) tokens: u64,
     /// The sequence's name.
     pub(crate) sequence: Vec<u8>,
+    /// Of those tokens, how many each tier has ([`Tier`]'s order), as far as some pages of one layer tell.
+    pub(crate) in_tiers: [u64; 3],
 }
 
 /// A question: which model's sequences, and the prompt, four bytes for each token.
@@ -175,7 +186,7 @@ impl Finder<'_> {
             hashes.pop();
         }
         match search.best {
-            Some((tokens, sequence)) => self.match_of(sequence, tokens),
+            Some((tokens, sequence)) => self.match_of(&question.rules, sequence, tokens),
             None => Ok(None),
         }
     }
@@ -188,16 +199,20 @@ impl Finder<'_> {
             self.core().model_of(&mut self.core().state(), model).map_err(|_| FsError::NotFound)?;
         let question = Question::new(model, rules, prompt);
         let same = self.same_tokens(sequence, question.prompt)?;
-        self.match_of(sequence, self.present_tokens(&question, sequence, same)?)
+        let tokens = self.present_tokens(&question, sequence, same)?;
+        self.match_of(&question.rules, sequence, tokens)
     }
 
-    fn match_of(&self, sequence: InodeId, tokens: u64) -> Result<Option<Match>, FsError> {
-        match self.core().state().inode(sequence)?.kind {
-            Kind::Directory { name, .. } if tokens > 0 => {
-                Ok(Some(Match { tokens, sequence: name }))
-            }
-            _ => Ok(None),
+    fn match_of(
+        &self, rules: &Model, sequence: InodeId, tokens: u64,
+    ) -> Result<Option<Match>, FsError> {
+        let kind = self.core().state().inode(sequence)?.kind;
+        let Kind::Directory { name, .. } = kind else { return Ok(None) };
+        if tokens == 0 {
+            return Ok(None);
         }
+        let in_tiers = self.tiers_of(rules, sequence, tokens)?;
+        Ok(Some(Match { tokens, sequence: name, in_tiers }))
     }
 
     /// Hashes of the prompt's full pages as far as any sequence has them.
@@ -300,7 +315,7 @@ impl Finder<'_> {
     /// The page that ends a prefix, by layer, of a sequence that has it in every layer.
     pub(super) fn pages_of_prefix(
         &self, model: InodeId, hash: PrefixHash,
-    ) -> Result<Option<Vec<(Layer, Entry)>>, FsError> {
+    ) -> Result<Option<Vec<PrefixPage>>, FsError> {
         let mut state = self.core().state();
         let Ok(rules) = self.core().model_of(&mut state, model) else { return Ok(None) };
         for found in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
@@ -309,7 +324,7 @@ impl Finder<'_> {
                 Ok(self.residency.can_be_had(&state, entry.inode)?
                     && state.lets_askers_read(model, found.0, entry.inode)?)
             };
-            let mut all = pages.iter().map(|(_, entry)| can_be_had(entry));
+            let mut all = pages.iter().map(|page| can_be_had(&page.entry));
             if all.try_fold(true, |so_far, one| one.map(|one| so_far && one))?
                 && state.is_open_to_askers(model, found.0, rules.manifest.geometry())?
             {
@@ -349,7 +364,7 @@ fn can_be_told(kind: &Kind) -> bool {
 /// `None` if one is missing.
 fn pages_at(
     state: &State, rules: &Model, (sequence, number): (InodeId, u32), hash: PrefixHash,
-) -> Result<Option<Vec<(Layer, Entry)>>, FsError> {
+) -> Result<Option<Vec<PrefixPage>>, FsError> {
     let geometry = rules.manifest.geometry();
     let page_tokens = u64::from(geometry.page_tokens());
     let start = u64::from(number) * page_tokens;
@@ -371,7 +386,7 @@ fn pages_at(
             state.full_page(directory.inode, start, geometry)?
         };
         let Some(entry) = entry else { return Ok(None) };
-        pages.push((layer, entry));
+        pages.push(PrefixPage { layer, directory: directory.inode, entry });
     }
     Ok(Some(pages))
 }
@@ -381,6 +396,12 @@ mod tests {
     use super::*;
     use crate::unmounted::{FILES, PAGE_TOKENS, Unmounted};
     use kvfs_storage::store::metadata::Life;
+
+    /// A page on the disk, of the sequence `kept`.
+    fn one_page() -> Match {
+        let tokens = u64::from(PAGE_TOKENS);
+        Match { tokens, sequence: b"kept".to_vec(), in_tiers: [0, tokens, 0] }
+    }
 
     #[test]
     fn a_sequence_that_only_the_index_knows_fails_no_question() {
@@ -396,7 +417,7 @@ mod tests {
         assert_eq!(holders(9).unwrap().len(), 2);
         fs.core.state().metadata.remove_inode(Life::Durable, lost).unwrap();
         let found = fs.finder().longest_match(model.directory, &prompt).unwrap().unwrap();
-        assert_eq!(found, Match { tokens: PAGE_TOKENS.into(), sequence: b"kept".to_vec() });
+        assert_eq!(found, one_page());
         // It is taken out of the index.
         fs.index_prefixes().unwrap();
         assert_eq!(holders(9).unwrap(), [(kept, 0)]);
@@ -422,7 +443,7 @@ mod tests {
         // The index still has it.
         fs.core.store.remove_object(object).unwrap();
         let ask = || fs.finder().longest_match(model.directory, &prompt).unwrap().unwrap();
-        let found = Match { tokens: PAGE_TOKENS.into(), sequence: b"kept".to_vec() };
+        let found = one_page();
         assert_eq!(ask(), found);
         let note = || fs.core.state().metadata.tokens_changed(lost, TokensChange::Grown);
         note();

@@ -15,7 +15,6 @@
 //! not listed, as `.kvfs/` is not (`view`).
 
 mod access;
-mod asked;
 mod block;
 mod edited;
 mod find;
@@ -29,6 +28,7 @@ mod shares;
 mod slot;
 mod slot_draft;
 mod slot_file;
+mod tiers;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,6 @@ use crate::FsError;
 use kvfs_page::PrefixHash;
 use kvfs_storage::store::record::InodeId;
 
-pub(super) use asked::add_models;
 pub(super) use block::{Blocks, Draft};
 pub(super) use find::{Finder, Indexed, Match};
 pub(super) use index::TOKEN_BYTES;
@@ -162,7 +161,6 @@ pub(super) struct Prefixes {
     turn: Mutex<index::Turn>,
     /// Sequences whose `positions.json` must be fetched from the remote.
     away: Mutex<BTreeSet<InodeId>>,
-    asked: asked::Asked,
     /// Open questions and slots.
     queries: Arc<Shares>,
     /// Bytes of prompts that were asked.
@@ -180,7 +178,6 @@ impl Default for Prefixes {
             numbers: Mutex::default(),
             turn: Mutex::default(),
             away: Mutex::default(),
-            asked: asked::Asked::default(),
             queries: Shares::new(QUERIES_OF_EACH, QUERIES_OF_ALL),
             prompt_bytes: Shares::new(PROMPT_BYTES_OF_EACH, PROMPT_BYTES_OF_ALL),
             slot_files: slot_file::SlotFiles::default(),

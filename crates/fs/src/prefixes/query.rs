@@ -85,8 +85,9 @@ impl VirtualDirectories<'_> {
             let (is_own, found) = (foreign.is_none(), foreign.or(found));
             let asked = dialogue.prompt.len() / TOKEN_BYTES;
             let answered = found.as_ref().map_or(0, |found| found.tokens);
-            self.core.observer.matched(asked as u64, answered, is_own);
-            self.prefixes.asked.note(query.model, asked as u64, answered);
+            let in_tiers = found.as_ref().map_or([0; 3], |found| found.in_tiers);
+            self.core.observer.matched(asked as u64, in_tiers, is_own);
+            self.core.hits.note_question(query.model, asked as u64, answered);
             dialogue.reply.give(to_json(found.as_ref()), offset);
         }
         Ok(dialogue.reply.copy(offset, buffer))

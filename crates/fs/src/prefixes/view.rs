@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::block::{BlockDirectory, BlockKey};
-use super::find::{Finder, Indexed};
+use super::find::{Finder, Indexed, PrefixPage};
 use super::query::Query;
 use super::slot::{SlotShape, Slots};
 use super::slot_draft::SlotSaving;
@@ -17,13 +17,14 @@ use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::create::Created;
 use crate::foreign::Adoption;
+use crate::hits::Area;
 use crate::list::{Listed, Listing};
 use crate::lookup::Lookup;
 use crate::opened::{Opened, OpenedBy};
 use crate::{FileSystem, FsError, batch, views};
 use kvfs_page::block_map::parse_block;
 use kvfs_page::{Layer, PrefixHash, names};
-use kvfs_storage::store::record::{DirectoryClass, Entry, InodeId};
+use kvfs_storage::store::record::{DirectoryClass, InodeId};
 
 /// What a read answers before it has bytes to give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,11 +92,13 @@ impl VirtualDirectories<'_> {
                 },
                 Virtual::Shard(..) if self.indexed.prepare_to_find().is_err() => return absent,
                 Virtual::Shard(model, shard) => match text.parse::<PrefixHash>() {
-                    Ok(hash)
-                        if hash.0[0] == shard
-                            && (self.finder.pages_of_prefix(model, hash)?.is_some()
-                                || self.finder.is_elsewhere(model, hash)) =>
-                    {
+                    Ok(hash) if hash.0[0] == shard => {
+                        let is_there = self.finder.pages_of_prefix(model, hash)?.is_some()
+                            || self.finder.is_elsewhere(model, hash);
+                        self.note_prefix(model, is_there);
+                        if !is_there {
+                            return absent;
+                        }
                         Virtual::Prefix(model, hash)
                     }
                     _ => return absent,
@@ -162,18 +165,28 @@ impl VirtualDirectories<'_> {
         }
     }
 
+    /// Somebody has looked for a prefix by its hash: for the tokens of its last page.
+    fn note_prefix(&self, model: InodeId, is_there: bool) {
+        let rules = self.core.model_of(&mut self.core.state(), model);
+        let tokens = rules.map_or(0, |rules| rules.manifest.geometry().page_tokens());
+        self.core.hits.note_names(Area::Model(model), [u64::from(is_there), u64::from(!is_there)]);
+        self.core.observer.looked_for_prefix(tokens.into(), is_there);
+    }
+
     /// Finds the page of a layer that ends a prefix.
     fn lookup_page(
         &self, model: InodeId, hash: PrefixHash, name: &[u8],
     ) -> Result<Option<Lookup>, FsError> {
         let pages = self.pages_of(model, hash)?;
-        let page = pages.iter().find(|(layer, _)| page_name(*layer).as_bytes() == name);
-        let Some((_, entry)) = page else {
+        let page = pages.iter().find(|page| page_name(page.layer).as_bytes() == name);
+        let Some(PrefixPage { entry, directory, .. }) = page else {
             return Ok(Some(Lookup::Absent { stable: false }));
         };
         let mut state = self.core.state();
         let attributes = state.attributes(&self.core.store, entry.inode)?;
-        state.nodes.entry(entry.inode).or_default().lookups += 1;
+        let node = state.nodes.entry(entry.inode).or_default();
+        node.lookups += 1;
+        node.found_in = Some(*directory);
         Ok(Some(Lookup::Found(Found { attributes, name_is_stable: false })))
     }
 
@@ -246,7 +259,7 @@ impl VirtualDirectories<'_> {
         let dots = [".", ".."].map(|name| (name.to_owned(), id, libc::S_IFDIR));
         let pages = pages
             .into_iter()
-            .map(|(layer, entry)| (page_name(layer), entry.inode, entry.file_type));
+            .map(|page| (page_name(page.layer), page.entry.inode, page.entry.file_type));
         for (index, (name, inode, file_type)) in (0_u64..).zip(dots.into_iter().chain(pages)) {
             if index < offset {
                 continue;
@@ -348,7 +361,7 @@ impl VirtualDirectories<'_> {
     }
 
     /// [`Finder::pages_of_prefix`], of another store if there are none here.
-    fn pages_of(&self, model: InodeId, hash: PrefixHash) -> Result<Vec<(Layer, Entry)>, FsError> {
+    fn pages_of(&self, model: InodeId, hash: PrefixHash) -> Result<Vec<PrefixPage>, FsError> {
         if let Some(pages) = self.finder.pages_of_prefix(model, hash)? {
             return Ok(pages);
         }

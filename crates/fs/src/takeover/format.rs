@@ -18,7 +18,7 @@ use super::{Descriptors, Launch, Live, LiveBacking};
 use kvfs_storage::store::database::{decode, encode};
 
 /// The version that this program writes and reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 const MAGIC: &[u8; 8] = b"KVFSLIVE";
 const HEADER_BYTES: usize = 32;

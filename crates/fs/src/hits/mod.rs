@@ -1,0 +1,217 @@
+//! What the cache was asked for and what of it was there, by model and by directory of `files/`: who looks at a mount
+//! sees which of them it works for, and how much computing that saves.
+//!
+//! | file | |
+//! |---|---|
+//! | `area` | the model, or the directory right below `files/`, that something lies in |
+//! | `told` | lines of `.kvfs/status`, and the sums in metrics |
+//! | `rate` | `user.kvfs.prefill_rate`: how fast a model's engine computes what is not here |
+//!
+//! The kernel keeps names and open files, so what it answers by itself is in no number. A token of a prompt is counted
+//! once, though each layer has a page with it: pages of one layer, the model's first that has all tokens, stand for those
+//! of the others.
+
+mod area;
+pub(crate) mod rate;
+mod told;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub(crate) use area::{Area, Areas};
+pub(crate) use told::{add_lines, saved_seconds};
+
+use crate::core::Core;
+use kvfs_page::{Layer, LayerKind, Manifest, Needed};
+use kvfs_storage::store::record::{InodeId, PageRecord};
+
+/// Models and directories that are counted apart: some 120 bytes each. What is asked of any further one counts as that
+/// of others.
+const COUNTED_MAX: usize = 256;
+
+/// What was asked of one model or directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Use {
+    /// Prompts that were asked through `prefixes/match`.
+    questions: u64,
+    asked_tokens: u64,
+    answered_tokens: u64,
+    /// Names of files, or hashes of prefixes, that were looked up.
+    names: u64,
+    names_found: u64,
+    opens: u64,
+    opened_bytes: u64,
+    /// Of opened pages of the layer that stands for all.
+    restored_tokens: u64,
+    /// How long opens of pages took.
+    opening: Duration,
+    /// The layer that stands for all, once a page was opened.
+    layer: Option<Layer>,
+}
+
+impl Use {
+    fn add(&mut self, other: &Use) {
+        self.questions += other.questions;
+        self.asked_tokens += other.asked_tokens;
+        self.answered_tokens += other.answered_tokens;
+        self.names += other.names;
+        self.names_found += other.names_found;
+        self.opens += other.opens;
+        self.opened_bytes += other.opened_bytes;
+        self.restored_tokens += other.restored_tokens;
+        self.opening += other.opening;
+    }
+
+    /// Those with more are told first.
+    fn times(&self) -> u64 {
+        self.questions + self.names + self.opens
+    }
+}
+
+/// An open of a page, as far as it counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PageOpen {
+    pub(crate) layer: Layer,
+    pub(crate) tokens: u32,
+    /// How long it took.
+    pub(crate) took: Duration,
+}
+
+impl PageOpen {
+    /// `None` of a state, which has no tokens.
+    pub(crate) fn of(page: &PageRecord, took: Duration) -> Option<PageOpen> {
+        let open = PageOpen { layer: Layer(page.layer), tokens: page.tokens, took };
+        (!page.is_state()).then_some(open)
+    }
+}
+
+/// All uses since the mount began.
+#[derive(Debug, Default)]
+pub(crate) struct Hits {
+    uses: Mutex<Uses>,
+    pub(crate) areas: Areas,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Uses {
+    known: BTreeMap<Area, Use>,
+    other_models: Use,
+    other_directories: Use,
+}
+
+impl Uses {
+    /// Where something that lies there is counted.
+    fn of(&mut self, area: Area) -> &mut Use {
+        let is_apart = area != Area::Elsewhere
+            && (self.known.len() < COUNTED_MAX || self.known.contains_key(&area));
+        match area {
+            _ if is_apart => self.known.entry(area).or_default(),
+            Area::Model(_) => &mut self.other_models,
+            Area::Directory(_) | Area::Elsewhere => &mut self.other_directories,
+        }
+    }
+}
+
+impl Hits {
+    /// A question about a prompt was answered.
+    pub(crate) fn note_question(&self, model: InodeId, asked_tokens: u64, answered_tokens: u64) {
+        let question = Use { questions: 1, asked_tokens, answered_tokens, ..Use::default() };
+        self.uses().of(Area::Model(model)).add(&question);
+    }
+
+    /// Files were looked up in a directory, or hashes in a model's `prefixes/`, of which so many are there and absent.
+    pub(crate) fn note_names(&self, area: Area, [here, absent]: [u64; 2]) {
+        let names = Use { names: here + absent, names_found: here, ..Use::default() };
+        self.uses().of(area).add(&names);
+    }
+
+    /// A file that is no page was opened to be read.
+    pub(crate) fn note_open(&self, area: Area, opened_bytes: u64) {
+        self.uses().of(area).add(&Use { opens: 1, opened_bytes, ..Use::default() });
+    }
+
+    /// A page was opened. Returns the tokens of it that no other layer's page has counted.
+    pub(crate) fn note_page(
+        &self, core: &Core, area: Area, opened_bytes: u64, page: PageOpen,
+    ) -> u64 {
+        let known = self.uses().known.get(&area).and_then(|known| known.layer);
+        // Without this lock: it may have to read the model's manifest, once.
+        let layer = known.or_else(|| layer_of(core, area));
+        let tokens = if layer == Some(page.layer) { u64::from(page.tokens) } else { 0 };
+        let mut uses = self.uses();
+        let counted = uses.of(area);
+        counted.layer = layer;
+        counted.add(&Use {
+            opens: 1,
+            opened_bytes,
+            restored_tokens: tokens,
+            opening: page.took,
+            ..Use::default()
+        });
+        tokens
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The layer that stands for all of a model.
+fn layer_of(core: &Core, area: Area) -> Option<Layer> {
+    let Area::Model(model) = area else { return None };
+    let rules = core.model_of(&mut core.state(), model).ok()?;
+    layer_for_all(&rules.manifest)
+}
+
+/// The first that needs the rows of all tokens, or else has rows of some.
+pub(crate) fn layer_for_all(manifest: &Manifest) -> Option<Layer> {
+    let find = |is_it: fn(&LayerKind) -> bool| {
+        let mut layers = (0..manifest.geometry().num_layers()).map(Layer);
+        layers.find(|layer| manifest.layer_kind(*layer).as_ref().is_some_and(is_it))
+    };
+    find(|kind| kind.needed() == Needed::All).or_else(|| find(LayerKind::has_rows_of_tokens))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unmounted::Unmounted;
+
+    #[test]
+    fn tokens_are_counted_once_though_each_layer_has_them() {
+        let unmounted = Unmounted::new();
+        let model = unmounted.make_model(2);
+        let area = Area::Model(model.directory);
+        let hits = Hits::default();
+        let took = Duration::from_millis(2);
+        let noted = [0, 1].map(|layer| {
+            let page = PageOpen { layer: Layer(layer), tokens: 64, took };
+            hits.note_page(&unmounted.fs.core, area, 100, page)
+        });
+        assert_eq!(noted, [64, 0]);
+        let counted = *hits.uses().of(area);
+        assert_eq!((counted.opens, counted.opened_bytes, counted.restored_tokens), (2, 200, 64));
+        assert_eq!(counted.opening, 2 * took);
+    }
+
+    #[test]
+    fn nothing_is_lost_beyond_those_that_are_counted_apart() {
+        let hits = Hits::default();
+        for number in 0..COUNTED_MAX as u64 + 44 {
+            hits.note_names(Area::Directory(InodeId(number)), [(number + 1) % 2, number % 2]);
+            hits.note_question(InodeId(number), 3, 2);
+        }
+        hits.note_names(Area::Elsewhere, [0, 1]);
+        let uses = hits.uses().clone();
+        assert_eq!(uses.known.len(), COUNTED_MAX);
+        let all = |of: fn(&Use) -> u64| {
+            let others = of(&uses.other_models) + of(&uses.other_directories);
+            uses.known.values().map(of).sum::<u64>() + others
+        };
+        let expected = COUNTED_MAX as u64 + 44;
+        assert_eq!(all(|counted| counted.names), expected + 1);
+        assert_eq!(all(|counted| counted.names_found), expected / 2);
+        assert_eq!(all(|counted| counted.answered_tokens), expected * 2);
+    }
+}
