@@ -70,6 +70,9 @@ if [ "$tests" = yes ]; then
     need git git
     need setpriv util-linux
     need stress-ng stress-ng
+    need systemd-analyze systemd
+    # For the page of a mount.
+    need chromium chromium
     need fio fio
     need faketime faketime
     # For a kernel with an NFS client, in a virtual machine.

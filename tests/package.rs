@@ -139,6 +139,7 @@ fn a_package_is_installed_works_and_goes_again() {
     assert!(installed.status.success(), "{installed:?}");
     check_content(&system);
     check_use(&system);
+    check_mount(&system, place.path());
     let verified = system.dpkg(&["--verify", "kvfs"]);
     assert!(verified.status.success() && verified.stdout.is_empty(), "{verified:?}");
     let removed = system.dpkg(&["--purge", "kvfs"]);
@@ -216,6 +217,65 @@ fn check_use(system: &System) {
     succeed(Command::new(&program).env("LD_LIBRARY_PATH", &library));
     fs::remove_file(source).unwrap();
     fs::remove_file(program).unwrap();
+}
+
+/// Lays the package over this system in a mount namespace of its own, as if it were installed here, and uses a store there by
+/// the system's mount(8) and by its own command; `$0` is the root with the package, `$1` an empty directory.
+const USE: &str = r#"
+mkdir "$1/package" "$1/root"
+mount -t tmpfs none "$1/package"
+cp -a "$0/." "$1/package"
+mount -t overlay -o "lowerdir=$1/package:/" none "$1/root"
+mount --rbind /dev "$1/root/dev"
+mount -t proc none "$1/root/proc"
+mount -t tmpfs none "$1/root/mnt"
+exec chroot "$1/root" /bin/sh -eu <<'WITHIN'
+test "$(readlink -f /sbin/mount.kvfs)" = /usr/bin/kvfs
+export KVFS_LOG_FILE=/mnt/log
+mkdir /mnt/store /mnt/kv
+mount -t kvfs /mnt/store /mnt/kv
+echo content >/mnt/kv/files/note
+umount /mnt/kv
+/usr/bin/kvfs mount /mnt/store /mnt/kv
+cat /mnt/kv/files/note
+grep '^version: ' /mnt/kv/.kvfs/status
+test "$(readlink "/proc/$(sed -n 's/^pid: //p' /mnt/kv/.kvfs/status)/exe")" = /usr/bin/kvfs
+/usr/bin/kvfs umount /mnt/kv
+/usr/bin/kvfs fsck /mnt/store
+WITHIN
+"#;
+
+fn check_mount(system: &System, place: &Path) {
+    let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    let missing = opened.err().map(|error| format!("/dev/fuse: {error}"));
+    let can_unshare = Command::new("unshare").args(["-m", "true"]).status();
+    let can_unshare = can_unshare.is_ok_and(|status| status.success());
+    let unshares = (!can_unshare).then(|| "unshare -m fails".to_owned());
+    if !skips::is_there("fuse", missing) || !skips::is_there("unshare", unshares) {
+        return;
+    }
+    let lay =
+        "mount -t tmpfs none /mnt; mkdir /mnt/a; mount -t overlay -o lowerdir=/mnt/a:/ none /tmp";
+    let laid = Command::new("unshare").args(["-m", "sh", "-ec", lay]).status();
+    let laid = laid.is_ok_and(|status| status.success());
+    if !skips::is_there(
+        "overlay",
+        (!laid).then(|| "nothing can be laid over this system".to_owned()),
+    ) {
+        return;
+    }
+    let within = place.join("use");
+    fs::create_dir(&within).unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-euc", USE]).arg(&system.0).arg(&within);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("KVFS_") {
+            command.env_remove(name);
+        }
+    }
+    let told = succeed(&mut command);
+    let version = concat!("version: ", env!("CARGO_PKG_VERSION"), "\n");
+    assert!(told.starts_with("content\n") && told.contains(version), "{told}");
 }
 
 /// Where it is installed; what it says of a package that no distribution has made is not all for us.

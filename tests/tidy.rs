@@ -189,3 +189,60 @@ fn what_documents_name_is_there() {
     }
     assert!(checked > 100, "only {checked} references were found");
 }
+
+/// What a call of a macro or method has in its parentheses, wherever a source calls it.
+fn calls<'a>(source: &'a str, name: &str) -> Vec<&'a str> {
+    let mut found = Vec::new();
+    for (at, _) in source.match_indices(name) {
+        let arguments = &source[at + name.len()..];
+        let (mut depth, mut is_text, mut is_escaped) = (1, false, false);
+        let end = arguments.find(|letter| {
+            match letter {
+                _ if is_escaped => is_escaped = false,
+                '\\' if is_text => is_escaped = true,
+                '"' => is_text = !is_text,
+                '(' if !is_text => depth += 1,
+                ')' if !is_text => depth -= 1,
+                _ => {}
+            }
+            depth == 0
+        });
+        found.push(&arguments[..end.unwrap_or(arguments.len())]);
+    }
+    found
+}
+
+/// Who reads a log knows no type of this program: a name in quotes is escaped by whoever shows it, and all else has words.
+#[test]
+fn logs_show_no_value_as_debug_does() {
+    const TOLD: [&str; 7] = [
+        "log::error!(",
+        "log::warn!(",
+        "log::info!(",
+        "observer.failed(",
+        "observer.corrupt(",
+        "note_failure(",
+        "note_failure_of_all(",
+    ];
+    let mut seen = 0;
+    for path in files("rs") {
+        let is_source = path.strip_prefix(root()).is_ok_and(|path| {
+            path.starts_with("src") || path.components().any(|part| part.as_os_str() == "src")
+        });
+        if !is_source {
+            continue;
+        }
+        let source = std::fs::read_to_string(&path).unwrap();
+        for call in TOLD.iter().flat_map(|name| calls(&source, name)) {
+            seen += 1;
+            assert!(!call.contains(":?}") && !call.contains(":#?}"), "{}: {call}", path.display());
+        }
+    }
+    assert!(seen > 100, "only {seen} calls were found");
+}
+
+#[test]
+fn a_call_ends_with_its_own_parenthesis() {
+    let source = r#"log::info!("a \" ) {}", of(1)); log::info!("{b:?}")"#;
+    assert_eq!(calls(source, "log::info!("), [r#""a \" ) {}", of(1)"#, r#""{b:?}""#]);
+}

@@ -10,6 +10,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::history::{Event, Events, shown};
+use super::leaving::Leaving;
 use super::order::Order;
 use super::output::{Failure, Outcome, Report};
 use super::subject::{LOST, Relation, Subject};
@@ -51,6 +52,7 @@ pub(crate) fn run(arguments: &ExplainArguments) -> Outcome {
     }
     let limits = limits(&subject)?;
     let order = if places.is_some() { order(&subject)? } else { None };
+    let leaving = if places.is_some() { Leaving::find(&subject.path)? } else { Vec::new() };
     let is_pinned =
         matches!(sys::extended_attribute(&subject.path, PIN), Ok(Some(value)) if value == b"1");
     if arguments.json {
@@ -65,6 +67,7 @@ pub(crate) fn run(arguments: &ExplainArguments) -> Outcome {
             "pinned": is_pinned,
             "limits": limits,
             "order": order.as_ref().map(Order::to_json),
+            "leaving": leaving.iter().map(Leaving::to_json).collect::<Vec<_>>(),
             "events": events,
             "events_lost": past.lost,
         })));
@@ -85,6 +88,9 @@ pub(crate) fn run(arguments: &ExplainArguments) -> Outcome {
     }
     if let Some(order) = order {
         let _ = writeln!(text, "order: {}", order.in_words(SystemTime::now()));
+    }
+    for leaving in &leaving {
+        let _ = writeln!(text, "order: {}", leaving.in_words());
     }
     if past.events.is_empty() {
         text.push_str("events: none\n");

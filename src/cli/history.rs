@@ -27,9 +27,9 @@ pub(super) const EVENTS: &str = ".kvfs/events";
 pub(super) const AFTER: u64 = 1 << 62;
 
 const LOG_HELP: &str = "\
-Shown are files that a limit deleted, that were damaged, refused or quarantined, and files whose bytes
-moved between memory, disk and remote; not what programs remove or rename themselves. The store
-remembers some 100,000 events. Times are UTC. Only root and whoever mounted it may read them.
+Shown are files that a limit deleted, that were damaged, refused or quarantined, files whose bytes
+moved between memory, disk and remote, and what failed: moves, uploads, fetches and commits; not what
+programs remove or rename themselves. The store remembers some 100,000 events. Times are UTC. Only root and whoever mounted it may read them.
 
 Example: kvfs log /mnt/kv/models/llama --follow";
 
@@ -62,6 +62,7 @@ pub(super) struct Event {
     pub(super) bytes: Option<u64>,
     pub(super) used: Option<String>,
     pub(super) from_token: Option<u64>,
+    pub(super) uses: Option<u64>,
 }
 
 impl Event {
@@ -79,6 +80,10 @@ impl Event {
             details.push(format!("{} {name}", self.files));
         }
         details.extend(self.bytes.map(bytes));
+        details.extend(self.uses.map(|uses| match uses {
+            1 => "1 use".to_owned(),
+            _ => format!("{uses} uses"),
+        }));
         details.extend(self.used.as_deref().map(|used| format!("last used {}", seconds_of(used))));
         let reason = printable(self.reason.chars());
         if details.is_empty() {
@@ -281,10 +286,10 @@ mod tests {
     fn an_event_in_words() {
         let line = r#"{"number":7,"time":"2026-11-25T02:41:09.123Z","what":"deleted","path":"models/m/sequences/a",
             "inode":4294967300,"reason":"models/m may hold 100 bytes","files":64,"bytes":4096,
-            "used":"2026-11-24T00:00:00.000Z","from_token":2048,"later":1}"#;
+            "used":"2026-11-24T00:00:00.000Z","from_token":2048,"uses":3,"later":1}"#;
         let event: Event = serde_json::from_str(line).unwrap();
         let expected = "2026-11-25 02:41:09  deleted      models/m/sequences/a  models/m may hold 100 bytes (from \
-                        token 2048 on, 64 files, 4.0 KiB, last used 2026-11-24 00:00:00)";
+                        token 2048 on, 64 files, 4.0 KiB, 3 uses, last used 2026-11-24 00:00:00)";
         assert_eq!(event.row(), expected);
         let lost = Event { what: "events lost".to_owned(), files: 5, ..Event::default() };
         assert!(lost.row().ends_with("events lost  -   (5 events)"), "{}", lost.row());

@@ -1,8 +1,10 @@
 //! The log of a mount.
 //!
 //! The daemon's standard error is its log file, so what a panic says lands there too. What is logged can change while
-//! it runs, and its file be opened anew once somebody has moved it away.
+//! it runs, and its file be opened anew once somebody has moved it away. Each line has the mark of the store, which is in the
+//! name of the file as well: several mounts may have one journal, or one file.
 
+use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -53,6 +55,8 @@ impl Target {
 }
 
 struct Log {
+    /// Of the store, at the beginning of each line.
+    mark: String,
     logger: RwLock<env_logger::Logger>,
     setup: Mutex<Setup>,
 }
@@ -113,7 +117,7 @@ impl log::Log for Log {
             let line = printable(record.args().to_string().chars());
             let mut same = log::Record::builder();
             same.metadata(record.metadata().clone()).module_path(record.module_path());
-            logger.log(&same.args(format_args!("{line}")).build());
+            logger.log(&same.args(format_args!("{}: {line}", self.mark)).build());
         }
     }
 
@@ -122,12 +126,13 @@ impl log::Log for Log {
     }
 }
 
-/// Starts logging.
-pub(crate) fn start(filter: Option<&str>, target: Target) {
+/// Starts logging for the mount of a store.
+pub(crate) fn start(filter: Option<&str>, target: Target, store: &Path) {
     let setup = Setup { filter: filter.unwrap_or(DEFAULT_FILTER).to_owned(), target };
     let logger = setup.logger();
     let level = logger.filter();
-    let made = Log { logger: RwLock::new(logger), setup: Mutex::new(setup) };
+    let mark = printable(mark(store).to_string_lossy().chars());
+    let made = Log { mark, logger: RwLock::new(logger), setup: Mutex::new(setup) };
     if LOG.set(made).is_err() {
         log::debug!("the log was set up before");
         return;
@@ -230,12 +235,18 @@ pub(crate) fn default_path(store: &Path) -> Result<PathBuf, String> {
     Ok(state.join("kvfs").join(file_name(store)))
 }
 
-/// Stores are told apart by their whole path: many are called `store`.
 fn file_name(store: &Path) -> PathBuf {
+    let mut name = mark(store);
+    name.push(".log");
+    PathBuf::from(name)
+}
+
+/// Stores are told apart by their whole path: many are called `store`.
+fn mark(store: &Path) -> OsString {
     let mut name = store.file_name().unwrap_or("root".as_ref()).to_owned();
     let hash = blake3::hash(store.as_os_str().as_bytes()).to_hex();
-    name.push(format!("-{}.log", &hash.as_str()[..HASH_DIGITS]));
-    PathBuf::from(name)
+    name.push(format!("-{}", &hash.as_str()[..HASH_DIGITS]));
+    name
 }
 
 fn state_home() -> Option<PathBuf> {
@@ -279,7 +290,8 @@ mod tests {
         let path = directory.path().join("log");
         let target = Target::File(path.clone(), open(&path).unwrap());
         let setup = Setup { filter: "info".to_owned(), target };
-        let log = Log { logger: RwLock::new(setup.logger()), setup: Mutex::new(setup) };
+        let mark = "kv-0123abcd".to_owned();
+        let log = Log { mark, logger: RwLock::new(setup.logger()), setup: Mutex::new(setup) };
         let say = |level, line: &str| {
             let mut record = log::Record::builder();
             log::Log::log(&log, &record.level(level).args(format_args!("{line}")).build());
@@ -287,7 +299,8 @@ mod tests {
         say(log::Level::Info, "a file named \"a\\b\nERROR: all is lost\u{1b}[2J\" was removed");
         say(log::Level::Debug, "nobody asked for this");
         let written = std::fs::read_to_string(&path).unwrap();
-        let told = "a file named \"a\\b\\nERROR: all is lost\\u{1b}[2J\" was removed\n";
+        let told =
+            "] kv-0123abcd: a file named \"a\\b\\nERROR: all is lost\\u{1b}[2J\" was removed\n";
         assert!(written.ends_with(told) && written.lines().count() == 1, "{written}");
     }
 

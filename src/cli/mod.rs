@@ -33,6 +33,7 @@ mod hint;
 mod history;
 mod inspect;
 mod interrupt;
+mod leaving;
 mod limits;
 mod locks;
 mod logging;

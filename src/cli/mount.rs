@@ -78,7 +78,7 @@ pub(crate) fn go_on(mut config: MountConfig, left: Handover) -> Result<(), Failu
         Some(path) => Target::file(path.clone()).map_err(Failure::Failed)?,
         None => Target::Standard,
     };
-    logging::start(config.log_level.as_deref(), target);
+    logging::start(config.log_level.as_deref(), target, &config.options.store);
     equip(&mut config, log_file);
     let launch = Launch { settings: String::new(), ..left.launch.clone() };
     config.options.launch = Some(Arc::new(launch));
@@ -96,7 +96,8 @@ pub(crate) fn go_on(mut config: MountConfig, left: Handover) -> Result<(), Failu
 
 fn stay(config: &MountConfig, log_file: Option<PathBuf>) -> Outcome {
     let target = log_file.map_or(Ok(Target::Standard), Target::file);
-    logging::start(config.log_level.as_deref(), target.map_err(Failure::Failed)?);
+    let target = target.map_err(Failure::Failed)?;
+    logging::start(config.log_level.as_deref(), target, &config.options.store);
     let status = format!("STATUS={} is ready", config.options.mountpoint.display());
     serve(config, None, move || service::notify(&["READY=1", &status])).map_err(Failure::Failed)?;
     Ok(Report::default())
@@ -122,7 +123,8 @@ fn start(config: &MountConfig, path: &Path) -> Outcome {
 fn run_daemon(
     detached: Result<(), String>, config: &MountConfig, log_file: &Path, reporter: &Reporter,
 ) -> u8 {
-    logging::start(config.log_level.as_deref(), Target::StandardIn(log_file.to_owned()));
+    let target = Target::StandardIn(log_file.to_owned());
+    logging::start(config.log_level.as_deref(), target, &config.options.store);
     let ready = {
         let reporter = reporter.clone();
         move || {

@@ -98,7 +98,9 @@ fn run(command: &str, at_most: Duration) -> Result<String, String> {
     }
     let mut child = shell.spawn().map_err(|error| format!("sh: {error}"))?;
     let outcome = printed(&mut child, Instant::now() + at_most).and_then(|printed| {
-        printed.ok_or_else(|| format!("was killed: it had not ended after {at_most:?}"))
+        printed.ok_or_else(|| {
+            format!("was killed: it had not ended after {} s", at_most.as_secs_f64())
+        })
     });
     if outcome.is_err() {
         // Neither is wrong if the command has ended meanwhile: its number is taken until the wait.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the page in a browser costs the daemon of a mount with 100,000 pages, as a share of one core, and what a map of all
-# of them takes. Usage: tests/metrics/cost.sh KVFS [SECONDS]. Without chromium a loop asks as the page does.
+# What looking costs the daemon of a mount with 100,000 pages, as a share of one core: the page in a browser, `kvfs top`, and
+# Prometheus, which asks each 15 s. And what a map of all pages takes. Usage: tests/metrics/cost.sh KVFS [SECONDS]. Without chromium a loop asks as the page does.
 set -euo pipefail
 kvfs=$(realpath "$1")
 seconds=${2:-60}
@@ -43,6 +43,30 @@ share() {
 }
 sleep 5
 share "nobody looks"
+
+while sleep 15; do ask metrics; done &
+browser=$!
+share "metrics are read each 15 s"
+before=$(ticks "$daemon")
+for _ in $(seq 20); do ask metrics; done
+echo "one answer with all metrics: $((($(ticks "$daemon") - before) * 10 / 20)) ms of a core, $(wc -c <"$place/answer") bytes"
+kill "$browser" || true
+wait "$browser" || true
+
+# A terminal at which nobody presses a key.
+mkfifo "$place/keys"
+exec 3<>"$place/keys"
+script -qec "$kvfs top $mount" "$place/typescript" >"$place/top" 2>&1 <&3 &
+browser=$!
+share "kvfs top is open"
+watcher=$(pgrep -f "^$kvfs top $mount" | head -1)
+before=$(ticks "$watcher")
+sleep 10
+awk -v ticks=$(($(ticks "$watcher") - before)) -v hertz="$(getconf CLK_TCK)" \
+    'BEGIN { printf "its own: %.2f %% of a core\n", ticks * 100 / hertz / 10 }'
+kill "$browser" || true
+wait "$browser" || true
+
 if command -v chromium >"$place/answer"; then
     chromium --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --remote-debugging-port=0 \
         --user-data-dir="$place/profile" "$address#$token" >"$place/browser" 2>&1 &

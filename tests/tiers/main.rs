@@ -15,6 +15,7 @@ mod comparing;
 mod dying_disk;
 mod encoded;
 mod encoded_moves;
+mod explained;
 mod faults;
 mod forged;
 mod forgotten;

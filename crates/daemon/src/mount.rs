@@ -338,7 +338,7 @@ fn open_file_system(
         left.open(store, observer, sender)?
     } else {
         let (file_system, recovered) = FileSystem::open(store, observer, sender)?;
-        log::info!("opened the store {}: {recovered:?}", options.store.display());
+        log::info!("opened the store {}: {recovered}", options.store.display());
         file_system
     };
     file_system.choices.set(options.verify, options.on_corrupt);

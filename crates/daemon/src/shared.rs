@@ -62,7 +62,7 @@ impl Shared {
         self.late.note(&self.fs, operation, subject, (queued, served));
         outcome.map_err(|error| {
             if error.is_internal() {
-                log::error!("{operation:?}: {error}");
+                log::error!("{}: {error}", operation.name());
             }
             errno(&error)
         })

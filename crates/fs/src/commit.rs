@@ -13,6 +13,7 @@ use super::health::Refusal;
 use super::postponed::{keep_room, remove_files_of, with_room_noted};
 use super::tiers::lacking_in_remote;
 use super::{FileSystem, FsError, held_back};
+use crate::core::failures::note_failure_of_all;
 use crate::core::orphan::make_room;
 use crate::core::state::{CommitFailure, State};
 use crate::core::{Core, happened};
@@ -42,6 +43,12 @@ impl FileSystem {
             _ => {}
         }
         drop(state);
+        if let Err(error) = &outcome
+            && !matches!(error, FsError::ReadOnly)
+        {
+            let why = format!("changes could not be made durable: {error}");
+            note_failure_of_all(&self.core, ("commit", ""), (0, None), why);
+        }
         outcome
     }
 

@@ -49,10 +49,16 @@ impl Residency<'_> {
 
     /// Tells that the bytes that a tier stored are not what they should be.
     pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, tier: Tier, why: &str) -> FsError {
-        let path = self.core.state().any_path(id);
+        let (path, bytes) = {
+            let state = self.core.state();
+            let inode = state.inode(id).ok();
+            let bytes = inode.as_ref().and_then(Inode::file).map(|file| file.size);
+            (state.any_path(id), bytes)
+        };
         let name = path.clone().unwrap_or_else(|| format!("inode {}", id.0));
         self.core.observer.corrupt(tier, &format!("{name}: object {object}: {why}"));
-        self.core.store.events.note(Event::new(What::Damaged, why).of(id).at(path));
+        let event = Event::new(What::Damaged, why).of(id).at(path);
+        self.core.store.events.note(Event { bytes, ..event });
         FsError::Corrupt
     }
 

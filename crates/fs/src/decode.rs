@@ -9,8 +9,9 @@ use std::sync::Arc;
 use super::FsError;
 use super::residency::{Fetched, Landed, Residency, Target, item};
 use super::tiers::Tiers;
+use crate::core::failures::note_failure;
 use crate::core::happened;
-use kvfs_storage::store::event::What;
+use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
@@ -40,6 +41,8 @@ impl Residency<'_> {
             Err(error) => error,
         };
         tiers.counters.failed(Tier::Ssd, Tier::Ssd, error.label());
+        let why = format!("was not decoded: {error}");
+        note_failure(self.core, ("decode", error.label()), (id, Some(item.length)), why);
         match &error {
             RemoteError::Local(cause)
                 if matches!(cause.kind(), io::ErrorKind::InvalidData | io::ErrorKind::NotFound) =>
@@ -94,7 +97,8 @@ impl Residency<'_> {
         let landed = self.land(tiers, (id, object, item.length), target)?;
         tiers.counters.moved(Tier::Ssd, tier, item.length);
         if landed.is_some() {
-            happened::note_move(self.core, id, What::Promoted, "decoded: the disk had it encoded");
+            let event = Event::new(What::Promoted, "decoded: the disk had it encoded");
+            happened::note_move(self.core, id, event);
         }
         Ok(landed)
     }

@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 use super::growing::Growing;
 use super::lossy::LossyModels;
 use super::sight::{self, Sight, note_publications};
-use super::tiers::Tiers;
+use super::tiers::{Tiers, lacking_in_remote};
 use super::{FileSystem, FsError, held_back};
 use crate::core::Core;
+use crate::core::failures::note_failure_of_all;
 use crate::core::state::State;
 use kvfs_storage::store::format;
 use kvfs_storage::store::record::{InodeId, ObjectId, ObjectKind, RemoteState};
@@ -117,7 +118,7 @@ impl Mover {
         is_time && (core.state().metadata.names_changed != named || self.growing.has_grown(core))
     }
 
-    fn report_outage(&mut self, core: &Core, error: &FsError) {
+    fn report_outage(&mut self, (core, tiers): (&Core, &Tiers), error: &FsError) {
         let label = match error {
             FsError::Remote(error) => error.label(),
             _ => "local",
@@ -126,6 +127,10 @@ impl Mover {
         if self.reported.replace(label) != Some(label) {
             core.observer.failed(&format!("objects do not reach the remote: {error}"));
         }
+        let waiting = lacking_in_remote(core, Some(tiers));
+        let why = format!("objects do not reach the remote: {error}");
+        let all = (waiting.files as u64, Some(waiting.bytes));
+        note_failure_of_all(core, ("move", label), all, why);
     }
 
     /// What is not under way any more is in the remote, or waits to go there again.
@@ -190,7 +195,7 @@ impl FileSystem {
         let trouble = trouble.or_else(|| mover.sight.trouble().map(str::to_owned));
         tiers.note_trouble(trouble);
         if let Err(error) = &outcome {
-            mover.report_outage(&self.core, error);
+            mover.report_outage((&self.core, tiers), error);
         } else if mover.reported.take().is_some() {
             log::info!("moving objects to the remote goes on");
         }

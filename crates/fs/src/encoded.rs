@@ -23,11 +23,12 @@ use super::lossy::LossyModels;
 use super::residency::{item, ssd_used_bytes};
 use super::share::on_each;
 use super::{FileSystem, FsError, held_back};
+use crate::core::failures::{Cause, note_failure};
 use crate::core::happened;
 use crate::core::idle::{is_idle, lets_go};
 use crate::core::state::State;
 use kvfs_storage::store::disk::{DiskDirectory, DiskPath, shard};
-use kvfs_storage::store::event::What;
+use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::encoded::pack;
@@ -38,6 +39,8 @@ use kvfs_storage::tier::exchange::Item;
 const BATCH: usize = 32;
 /// Searches for raw files to replace, each of which passes over what is in use.
 const SEARCHES_MAX: usize = 8;
+/// The cause of failures to encode what is damaged.
+pub(super) const NOT_ENCODED: Cause = ("encode", "damaged");
 
 impl Demotion<'_> {
     /// Replaces raw files by encoded ones while the disk holds more than it should; how many.
@@ -96,15 +99,15 @@ impl Demotion<'_> {
             let state = self.core.state();
             // What is in use would stay as it is, and the copy would take space.
             if let_go && is_idle(self.core, &state, id, object) {
-                items.extend(to_encode(&state, id, object)?);
+                items.extend(to_encode(&state, id, object)?.map(|item| (id, item)));
             }
         }
         if shards.is_empty() {
             return Ok(());
         }
         let lossless = self.tiers.copies.encoded().encoding().unwrap_or(Lossless::Raw);
-        let packed = on_each(self, &items, |item| pack(&self.core.store, item, lossless));
-        for (item, outcome) in packed {
+        let packed = on_each(self, &items, |(_, item)| pack(&self.core.store, item, lossless));
+        for ((id, item), outcome) in packed {
             match outcome {
                 Ok(Some(copy)) => self.note_encoded(item, &copy)?,
                 Ok(None) => self.tiers.copies.forbid_encoding(item.object),
@@ -112,6 +115,8 @@ impl Demotion<'_> {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     self.core.observer.failed(&format!("{error}: it was not encoded"));
+                    let why = format!("was not encoded: {error}");
+                    note_failure(self.core, NOT_ENCODED, (*id, Some(item.length)), why);
                     self.tiers.copies.forbid_encoding(item.object);
                 }
                 Err(error) => return Err(error.into()),
@@ -173,7 +178,9 @@ impl Demotion<'_> {
         drop(state);
         unlinked.free();
         self.tiers.counters.evicted(Tier::Ssd, "encoded");
-        happened::note_move(self.core, id, What::Encoded, "the disk needed room");
+        let uses = self.tiers.copies.encoded().uses(object);
+        let event = Event { uses, ..Event::new(What::Encoded, "the disk needed room") };
+        happened::note_move(self.core, id, event);
         Ok(true)
     }
 

@@ -8,7 +8,7 @@ use super::hits::rate::{self, PREFILL_RATE};
 use super::prefixes::{SLOT_KEY, key_bytes};
 use super::retention::{self, AGE, QUOTA, TTL, USED};
 use super::scrub::SCRUBBED;
-use super::{FileSystem, FsError, errands, placement};
+use super::{FileSystem, FsError, errands, leave, placement};
 use crate::core::state::State;
 use kvfs_page::Checksum;
 use kvfs_page::reader_report::{self, Counts};
@@ -102,6 +102,9 @@ impl FileSystem {
         if name == b"used_bytes" {
             let bytes = self.retention.limited_bytes(id).ok_or(FsError::NoAttribute)?;
             return Ok(bytes.to_string().into_bytes());
+        }
+        if name == b"rank" {
+            return Ok(leave::rank(self, id)?.into_bytes());
         }
         let state = self.core.state();
         let inode = state.inode(id)?;

@@ -107,6 +107,7 @@ fn line(event: &Event) -> serde_json::Value {
         "bytes": event.bytes,
         "used": event.used.map(written),
         "from_token": event.from_token,
+        "uses": event.uses,
     })
 }
 

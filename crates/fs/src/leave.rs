@@ -4,11 +4,12 @@
 //! more, that becomes durable, and only then the file goes, unless somebody came to use it.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
 
-use super::FsError;
 use super::demotion::Demotion;
 use super::residency::ssd_used_bytes;
 use super::tiers::Tiers;
+use super::{FileSystem, FsError};
 use crate::core::Core;
 use crate::core::happened;
 use crate::core::idle::{is_idle, lets_go};
@@ -16,6 +17,7 @@ use kvfs_os::{Share, in_background};
 use kvfs_storage::store::disk::DiskPath;
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
+use kvfs_storage::tier::replacement::Before;
 
 /// Objects that leave between two commits.
 const LEAVING_BATCH: usize = 256;
@@ -51,7 +53,8 @@ impl Demotion<'_> {
             let stays: HashMap<_, _> =
                 next.iter().filter_map(|(object, _)| Some((*object, stay(object)?))).collect();
             let gone = self.leave_disk(&next)?;
-            happened::note_left(self.core, &next, &gone, "the disk needed room");
+            let disk = self.tiers.copies.disk();
+            happened::note_left((self.core, disk), &next, &gone, "the disk needed room");
             left += gone.len();
             for stay in gone.iter().filter_map(|object| stays.get(object)) {
                 self.tiers.counters.evicted_for_room(Tier::Ssd, stay);
@@ -168,6 +171,27 @@ impl Demotion<'_> {
         let encoded = state.metadata.forget_encoded_copy(object)?;
         Ok(Some(Leaving { id, object, bytes, encoded }))
     }
+}
+
+/// What would leave each tier before a file: lines `TIER FILES BYTES`, with `more` behind them where not all were looked at.
+pub(super) fn rank(fs: &FileSystem, id: InodeId) -> Result<String, FsError> {
+    let object = {
+        let state = fs.core.state();
+        let inode = state.inode(id)?;
+        let object = inode.file().and_then(|file| state.current_object(id, file));
+        // What is pinned leaves for nobody.
+        object.filter(|_| !state.is_pinned(id).unwrap_or(false)).ok_or(FsError::NoAttribute)?
+    };
+    let of_memory = fs.core.store.ram.as_ref().and_then(|ram| ram.before(object));
+    let of_disk = fs.tiers.as_ref().and_then(|tiers| tiers.copies.disk().before(object));
+    let mut text = String::new();
+    for (tier, before) in [(Tier::Ram, of_memory), (Tier::Ssd, of_disk)] {
+        let Some(Before { objects, bytes, has_more }) = before else { continue };
+        let more = if has_more { " more" } else { "" };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{} {objects} {bytes}{more}", tier.name());
+    }
+    if text.is_empty() { Err(FsError::NoAttribute) } else { Ok(text) }
 }
 
 /// Those of some objects that the remote has, whole, if it is asked now. The others count as not uploaded, and are again.

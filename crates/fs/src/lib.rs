@@ -320,8 +320,10 @@ fn assemble(
 ) -> FileSystem {
     let backlog = backlog::Backlog::default();
     backlog.look_for_room(&store);
+    let core = Core::new(store, state, observer, invalidations);
+    let retention = Retention::new(Arc::clone(&core.uses));
     FileSystem {
-        core: Core::new(store, state, observer, invalidations),
+        core,
         durable: durable::Durable::default(),
         backlog,
         remover: discarded::Remover::default(),
@@ -335,7 +337,7 @@ fn assemble(
         blocks: prefixes::Blocks::default(),
         batches: batch::Batches::default(),
         foreign: foreign::Foreign::default(),
-        retention: Retention::default(),
+        retention,
         choices: Choices::default(),
         steering: OnceLock::new(),
         errands: Errands::default(),

@@ -21,17 +21,20 @@ use std::sync::Arc;
 
 use super::FsError;
 use super::demotion::Demotion;
+use super::encoded::NOT_ENCODED;
 use super::extended::LOSSY;
 use super::residency::item;
+use super::retention::recorded_use;
 use super::share::on_each;
-use crate::core::happened;
+use crate::core::failures::note_failure;
 use crate::core::idle::{is_idle, lets_go};
 use crate::core::state::State;
+use crate::core::{happened, uses};
 use kvfs_page::{Dtype, PageHasher, PageIdentity};
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::disk::{Access, DiskDirectory, DiskPath, read_all, shard};
-use kvfs_storage::store::event::What;
+use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{
     DirectoryClass, EncodedCopy, Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord,
@@ -127,6 +130,9 @@ impl Demotion<'_> {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     self.core.observer.failed(&format!("{error}: it was not encoded"));
+                    let why = format!("was not encoded: {error}");
+                    let file = (page.id, Some(page.item.length));
+                    note_failure(self.core, NOT_ENCODED, file, why);
                     self.tiers.copies.forbid_encoding(page.item.object);
                 }
                 Err(error) => failure = Some(error),
@@ -262,6 +268,9 @@ impl Demotion<'_> {
             self.tiers.counters.skipped(Tier::Ssd, "in_use");
             return Ok(false);
         }
+        let times_used = self.tiers.copies.encoded().uses(old);
+        let recorded = recorded_use(&state, id, &inode)?;
+        let last_use = Some(recorded).max(uses::held(&self.core.uses).of(id));
         let now = Time::now();
         (inode.mtime, inode.ctime) = (now, now);
         if let Some(file) = inode.file_mut() {
@@ -289,7 +298,9 @@ impl Demotion<'_> {
         self.tiers.counters.rounded(encoding);
         drop(state);
         let reason = format!("rounded to {encoding}: the disk needed room");
-        happened::note_move(self.core, id, What::Encoded, &reason);
+        // By now the record has the time of the new version.
+        let event = Event { used: last_use, uses: times_used, ..Event::new(What::Encoded, reason) };
+        happened::note_move(self.core, id, event);
         self.core.invalidate(super::Invalidation::Inode(id));
         Ok(true)
     }

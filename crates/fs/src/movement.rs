@@ -20,7 +20,7 @@ use crate::core::state::State;
 use crate::core::waits::Awaited;
 use crate::core::{Core, happened};
 use kvfs_storage::store::disk::copy_all;
-use kvfs_storage::store::event::What;
+use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::record::{FileRecord, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::ram::RamTier;
@@ -274,7 +274,8 @@ impl Movement<'_> {
             Ok(()) => {
                 ram.count_promotion(length);
                 self.core.sample.note(object, Happened::Promoted, length);
-                happened::note_move(self.core, id, What::Promoted, "somebody asked for it");
+                let event = Event::new(What::Promoted, "somebody asked for it");
+                happened::note_move(self.core, id, event);
             }
             Err(_) => ram.give_up(object),
         }
@@ -316,7 +317,8 @@ impl Movement<'_> {
             }
             let gone =
                 Demotion { core: self.core, tiers, commits: self.commits }.leave_disk(&ready)?;
-            happened::note_left(self.core, &ready, &gone, "somebody asked for it");
+            let disk = tiers.copies.disk();
+            happened::note_left((self.core, disk), &ready, &gone, "somebody asked for it");
             for _ in gone {
                 tiers.counters.evicted(Tier::Ssd, "asked");
                 granted += 1;

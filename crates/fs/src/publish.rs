@@ -16,6 +16,7 @@ use super::retention::Retention;
 use super::verify::Verify;
 use super::{FileSystem, FsError};
 use crate::core::Core;
+use crate::core::refuse::report_of;
 use crate::core::settle::RELEASE_WAIT_MAX;
 use crate::core::state::State;
 use kvfs_page::names;
@@ -202,7 +203,7 @@ impl Publishing<'_> {
                 let take =
                     if taken { Take::Beginning(self.core.kept_bytes(to)) } else { Take::Move };
                 self.core.quarantine(to, object, take, &error);
-                return Err(self.core.report(to, error));
+                return Err(report_of(self.core, id, to, error));
             }
         };
         let origin = state.origin(id, source)?;
@@ -239,7 +240,7 @@ fn check_length(core: &Core, id: InodeId, to: &Place) -> Result<(), FsError> {
         Err(SealError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => {
             core.quarantine(to, object, Take::Beginning(core.kept_bytes(to)), &error);
-            Err(core.report(to, error))
+            Err(report_of(core, id, to, error))
         }
     }
 }

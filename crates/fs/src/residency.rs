@@ -13,11 +13,12 @@ use super::tiers::Tiers;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
 use crate::core::Core;
+use crate::core::failures::note_failure;
 use crate::core::happened;
 use crate::core::state::State;
 use kvfs_page::{Checksum, PageIdentity};
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath};
-use kvfs_storage::store::event::What;
+use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::record::{InodeId, ObjectId, RemoteCopy, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::encoding::Subject;
@@ -206,12 +207,22 @@ impl Residency<'_> {
         match &landed {
             Ok(Some(_)) => {
                 self.core.sample.note(object, Happened::Fetched, item.length);
-                happened::note_move(self.core, id, What::Fetched, "only the remote had it");
+                let event = Event::new(What::Fetched, "only the remote had it");
+                happened::note_move(self.core, id, event);
             }
             Ok(None) => {}
-            Err(error) => tiers.counters.failed(Tier::Remote, tier, error.label()),
+            Err(error) => self.not_fetched(tiers, tier, (id, item), error),
         }
         landed
+    }
+
+    /// The bytes of a file did not come from the remote to this tier.
+    fn not_fetched(
+        &self, tiers: &Tiers, tier: Tier, (id, item): (InodeId, &Item), error: &RemoteError,
+    ) {
+        tiers.counters.failed(Tier::Remote, tier, error.label());
+        let why = format!("was not fetched: {error}");
+        note_failure(self.core, ("fetch", error.label()), (id, Some(item.length)), why);
     }
 
     /// Lets complete and compared bytes be seen.
@@ -273,11 +284,12 @@ impl Residency<'_> {
             Ok(_) => {
                 tiers.counters.moved(Tier::Remote, Tier::Ssd, item.length);
                 self.core.sample.note(object, Happened::Fetched, item.length);
-                happened::note_move(self.core, id, What::Fetched, "another machine had written it");
+                let event = Event::new(What::Fetched, "another machine had written it");
+                happened::note_move(self.core, id, event);
                 self.core.invalidate(super::Invalidation::Inode(id));
             }
             Err(error) => {
-                tiers.counters.failed(Tier::Remote, Tier::Ssd, error.label());
+                self.not_fetched(tiers, Tier::Ssd, (id, item), error);
                 let _ = self.core.store.disk.remove(&DiskPath::Incoming(object));
             }
         }

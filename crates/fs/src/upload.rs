@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::demotion::{Demotion, Mover};
 use super::residency::item;
 use super::{FsError, held_back, share};
+use crate::core::failures::note_failure;
 use crate::core::persist::is_read_by_commits;
 use crate::core::state::State;
 use kvfs_os::in_background;
@@ -108,10 +109,13 @@ impl Demotion<'_> {
             RemoteError::Local(cause) if cause.kind() == io::ErrorKind::InvalidData => {
                 let mut state = self.core.state();
                 // What is rewritten in place while it is read has other bytes, and no damage.
-                if is_still(&state, id, item) {
-                    log::warn!("object {} was not uploaded: {error}", item.object);
-                }
+                let is_damaged = is_still(&state, id, item);
                 state.metadata.arrivals.give_up(id, item.object, error.to_string());
+                drop(state);
+                if is_damaged {
+                    log::warn!("object {} was not uploaded: {error}", item.object);
+                    self.note_given_up(id, item, &error);
+                }
                 None
             }
             RemoteError::Corrupt(_) | RemoteError::Other(_) => {
@@ -119,6 +123,7 @@ impl Demotion<'_> {
                     .observer
                     .failed(&format!("object {} was not uploaded: {error}", item.object));
                 self.core.state().metadata.arrivals.give_up(id, item.object, error.to_string());
+                self.note_given_up(id, item, &error);
                 None
             }
             _ => {
@@ -128,6 +133,11 @@ impl Demotion<'_> {
                 Some(error)
             }
         }
+    }
+
+    fn note_given_up(&self, id: InodeId, item: &Item, error: &RemoteError) {
+        let why = format!("was not uploaded: {error}");
+        note_failure(self.core, ("upload", error.label()), (id, Some(item.length)), why);
     }
 
     /// Reads back what was uploaded long enough ago, and notes what is right.

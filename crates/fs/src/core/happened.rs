@@ -3,14 +3,17 @@
 use std::io::ErrorKind;
 
 use crate::attributes::Place;
-use crate::core::Core;
 use crate::core::state::State;
+use crate::core::{Core, failures, uses};
+use crate::retention::recorded_use;
 use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::quarantine::{self, Take};
-use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
+use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Time};
+use kvfs_storage::tier::ssd::SsdTier;
 
 /// Makes events that no change took along part of the next commit, once they have waited for one.
 pub fn take_waiting_events(core: &Core) {
+    failures::tell_due(core);
     if core.store.events.are_due() {
         take_events(core);
     }
@@ -25,23 +28,35 @@ pub(crate) fn take_events(core: &Core) {
 }
 
 /// A file's bytes are elsewhere now. Nothing leads from a file to its names, so no path is looked for.
-pub(crate) fn note_move(core: &Core, id: InodeId, what: What, reason: &str) {
-    let event = Event::new(what, reason).of(id);
-    let (bytes, directory) = {
+pub(crate) fn note_move(core: &Core, id: InodeId, event: Event) {
+    let (inode, directory) = {
         let state = core.state();
         let inode = state.metadata.inode(id).ok().flatten();
-        let bytes = inode.as_ref().and_then(Inode::file).map(|file| file.size);
-        (bytes, state.nodes.get(&id).and_then(|node| node.found_in))
+        (inode, state.nodes.get(&id).and_then(|node| node.found_in))
     };
-    core.store.events.note(Event { bytes, directory, ..event });
+    let bytes = inode.as_ref().and_then(Inode::file).map(|file| file.size);
+    // What comes nearer is being used just now, which is noted already and tells nothing.
+    let comes = matches!(event.what, What::Fetched | What::Promoted);
+    let used = inode.and_then(|inode| last_use(core, id, &inode, !comes));
+    core.store.events.note(Event { bytes, directory, used: event.used.or(used), ..event.of(id) });
+}
+
+/// When a file was used last, as far as that is known.
+pub(crate) fn last_use(
+    core: &Core, id: InodeId, inode: &Inode, counts_noted: bool,
+) -> Option<Time> {
+    let recorded = recorded_use(&core.state(), id, inode).ok();
+    let noted = counts_noted.then(|| uses::held(&core.uses).of(id)).flatten();
+    recorded.max(noted)
 }
 
 /// Of these files, those whose objects are among those that left have left the disk.
 pub(crate) fn note_left(
-    core: &Core, files: &[(ObjectId, InodeId)], gone: &[ObjectId], reason: &str,
+    (core, disk): (&Core, &SsdTier), files: &[(ObjectId, InodeId)], gone: &[ObjectId], reason: &str,
 ) {
-    for (_, id) in files.iter().filter(|(object, _)| gone.contains(object)) {
-        note_move(core, *id, What::Demoted, reason);
+    for (object, id) in files.iter().filter(|(object, _)| gone.contains(object)) {
+        let event = Event { uses: disk.uses(*object), ..Event::new(What::Demoted, reason) };
+        note_move(core, *id, event);
     }
 }
 
@@ -54,7 +69,10 @@ pub(crate) fn note_at(core: &Core, state: &State, place: &Place, event: Event) {
 /// Keeps a copy of bytes that are not what was written, for whoever wants to know why.
 pub(crate) fn keep_damaged(core: &Core, id: InodeId, object: ObjectId, take: Take, why: &str) {
     match quarantine::put(&core.store, object, take, why) {
-        Ok(()) => core.store.events.note(Event::new(What::Quarantined, why).of(id)),
+        Ok(bytes) => {
+            let event = Event::new(What::Quarantined, why).of(id);
+            core.store.events.note(event.with_bytes(bytes));
+        }
         // There is nothing to keep.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => {

@@ -4,6 +4,7 @@
 //! It calls the store and nothing above: no tier, no limit, no prefix. What those must hear of is returned.
 
 pub(crate) mod describe;
+pub(crate) mod failures;
 pub(crate) mod guard;
 pub(crate) mod handle;
 pub(crate) mod happened;
@@ -25,17 +26,20 @@ pub(crate) mod stale;
 pub(crate) mod state;
 pub(crate) mod turns;
 pub(crate) mod unsettled;
+pub(crate) mod uses;
 pub(crate) mod waits;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use parking_lot::Condvar;
 
+use self::failures::Failures;
 use self::guard::{StateGuard, StateLock};
 use self::releases::Releases;
 use self::spare::Spares;
 use self::state::State;
 use self::turns::SealingTurns;
+use self::uses::Uses;
 use super::attributes::Place;
 use super::health::Refusal;
 use super::hits::Hits;
@@ -62,6 +66,9 @@ pub struct Core {
     pub(crate) sample: Sample,
     /// What was asked for and was there.
     pub(crate) hits: Hits,
+    /// When files were used, as far as that is not on record.
+    pub(crate) uses: Arc<Mutex<Uses>>,
+    pub(crate) failures: Failures,
     pub(crate) observer: Arc<Observer>,
     pub(crate) io_mode: OnceLock<IoMode>,
     pub(crate) invalidations: crossbeam_channel::Sender<Invalidation>,
@@ -85,6 +92,8 @@ impl Core {
             spares: Spares::default(),
             sample: Sample::default(),
             hits: Hits::default(),
+            uses: Arc::default(),
+            failures: Failures::default(),
             observer,
             io_mode: OnceLock::new(),
             invalidations,

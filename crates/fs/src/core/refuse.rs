@@ -18,7 +18,7 @@ impl Core {
             SealError::Io(error) => FsError::Io(error),
             SealError::Refused(error) => {
                 let path = self.state().path(place.parent, &place.name);
-                tell_refused(self, place.parent, path, &error)
+                tell_refused(self, place.parent, (path, None), &error)
             }
         }
     }
@@ -33,9 +33,10 @@ impl Core {
             }
             node.refusal = text;
         }
-        self.report(place, error)
+        report_of(self, id, place, error)
     }
 
+    /// Keeps the bytes of an object that was refused.
     pub(crate) fn quarantine(
         &self, place: &Place, object: ObjectId, take: Take, error: &SealError,
     ) {
@@ -45,8 +46,8 @@ impl Core {
         let path = self.state().path(place.parent, &place.name);
         let reason = format!("{path}: {error}");
         match quarantine::put(&self.store, object, take, &reason) {
-            Ok(()) => {
-                let event = Event::new(What::Quarantined, error.to_string());
+            Ok(bytes) => {
+                let event = Event::new(What::Quarantined, error.to_string()).with_bytes(bytes);
                 self.store.events.note(event.in_directory(place.parent).at(path));
             }
             Err(error) => {
@@ -70,13 +71,26 @@ impl Core {
     }
 }
 
-/// Tells of a refusal, of which the writer hears by the errno.
+/// [`Core::report`] for a file that may have another name than the one for which it was refused, or none.
+pub(crate) fn report_of(core: &Core, id: InodeId, place: &Place, error: SealError) -> FsError {
+    let SealError::Refused(error) = error else {
+        return core.report(place, error);
+    };
+    let (path, bytes) = {
+        let state = core.state();
+        let shown = state.attributes(&core.store, id).ok();
+        (state.path(place.parent, &place.name), shown.map(|shown| shown.size))
+    };
+    tell_refused(core, place.parent, (path, bytes), &error)
+}
+
+/// Tells of a refusal of what has so many bytes, if that is known; the writer hears of it by the errno.
 pub(super) fn tell_refused(
-    core: &Core, directory: InodeId, path: String, error: &PageError,
+    core: &Core, directory: InodeId, (path, bytes): (String, Option<u64>), error: &PageError,
 ) -> FsError {
     core.observer.refused(&path, error.reason(), &error.to_string());
     let event = Event::new(What::Refused, error.to_string()).in_directory(directory);
-    core.store.events.note(event.at(path));
+    core.store.events.note(Event { bytes, ..event.at(path) });
     FsError::Refused
 }
 
@@ -108,6 +122,7 @@ mod tests {
         );
         let event = unmounted.events().pop().unwrap();
         assert_eq!((event.what, event.directory), (What::Refused, Some(FILES)));
+        assert_eq!(event.bytes, Some(5));
         assert_eq!(event.path.as_deref(), Some("files/page"));
         // What the disk says is no refusal.
         let failed = || SealError::Io(std::io::Error::from_raw_os_error(libc::EIO));

@@ -87,7 +87,7 @@ impl Core {
             SealError::Io(error) => FsError::Io(error),
             SealError::Refused(error) => {
                 let path = state.path(place.parent, &place.name);
-                tell_refused(self, place.parent, path, &error)
+                tell_refused(self, place.parent, (path, None), &error)
             }
         })?;
         let name = names::format_page(kvfs_page::TokenStart(start));

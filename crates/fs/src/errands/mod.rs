@@ -48,6 +48,20 @@ enum Errand {
     Finish(bool),
 }
 
+impl std::fmt::Display for Errand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Errand::Pin(true) => f.write_str("pinning what is below a directory"),
+            Errand::Pin(false) => f.write_str("unpinning what is below a directory"),
+            Errand::Move(tier) => {
+                write!(f, "moving what is below a directory to the tier {}", tier.name())
+            }
+            Errand::Finish(true) => f.write_str("noting that a directory is finished"),
+            Errand::Finish(false) => f.write_str("noting that a directory is waited for"),
+        }
+    }
+}
+
 impl Errand {
     /// What an attribute asks for; nothing if it is none of these.
     fn of(name: &[u8], value: &[u8]) -> Result<Option<Errand>, FsError> {
@@ -130,7 +144,7 @@ impl Errands {
             return true;
         }
         if let Err(error) = outcome {
-            log::error!("{:?} below a directory ended early: {error}", task.errand);
+            log::error!("{} ended early: {error}", task.errand);
         }
         if let Some(at) = held.under_way.iter().position(|id| *id == task.asked) {
             held.under_way.swap_remove(at);

@@ -89,18 +89,18 @@ impl PageOpen {
 /// All uses since the mount began.
 #[derive(Debug, Default)]
 pub(crate) struct Hits {
-    uses: Mutex<Uses>,
+    tally: Mutex<Tally>,
     pub(crate) areas: Areas,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Uses {
+struct Tally {
     known: BTreeMap<Area, Use>,
     other_models: Use,
     other_directories: Use,
 }
 
-impl Uses {
+impl Tally {
     /// Where something that lies there is counted.
     fn of(&mut self, area: Area) -> &mut Use {
         let is_apart = area != Area::Elsewhere
@@ -117,30 +117,30 @@ impl Hits {
     /// A question about a prompt was answered.
     pub(crate) fn note_question(&self, model: InodeId, asked_tokens: u64, answered_tokens: u64) {
         let question = Use { questions: 1, asked_tokens, answered_tokens, ..Use::default() };
-        self.uses().of(Area::Model(model)).add(&question);
+        self.tally().of(Area::Model(model)).add(&question);
     }
 
     /// Files were looked up in a directory, or hashes in a model's `prefixes/`, of which so many are there and absent.
     pub(crate) fn note_names(&self, area: Area, [here, absent]: [u64; 2]) {
         let names = Use { names: here + absent, names_found: here, ..Use::default() };
-        self.uses().of(area).add(&names);
+        self.tally().of(area).add(&names);
     }
 
     /// A file that is no page was opened to be read.
     pub(crate) fn note_open(&self, area: Area, opened_bytes: u64) {
-        self.uses().of(area).add(&Use { opens: 1, opened_bytes, ..Use::default() });
+        self.tally().of(area).add(&Use { opens: 1, opened_bytes, ..Use::default() });
     }
 
     /// A page was opened. Returns the tokens of it that no other layer's page has counted.
     pub(crate) fn note_page(
         &self, core: &Core, area: Area, opened_bytes: u64, page: PageOpen,
     ) -> u64 {
-        let known = self.uses().known.get(&area).and_then(|known| known.layer);
+        let known = self.tally().known.get(&area).and_then(|known| known.layer);
         // Without this lock: it may have to read the model's manifest, once.
         let layer = known.or_else(|| layer_of(core, area));
         let tokens = if layer == Some(page.layer) { u64::from(page.tokens) } else { 0 };
-        let mut uses = self.uses();
-        let counted = uses.of(area);
+        let mut tally = self.tally();
+        let counted = tally.of(area);
         counted.layer = layer;
         counted.add(&Use {
             opens: 1,
@@ -152,8 +152,8 @@ impl Hits {
         tokens
     }
 
-    fn uses(&self) -> MutexGuard<'_, Uses> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
             hits.note_page(&unmounted.fs.core, area, 100, page)
         });
         assert_eq!(noted, [64, 0]);
-        let counted = *hits.uses().of(area);
+        let counted = *hits.tally().of(area);
         assert_eq!((counted.opens, counted.opened_bytes, counted.restored_tokens), (2, 200, 64));
         assert_eq!(counted.opening, 2 * took);
     }
@@ -203,7 +203,7 @@ mod tests {
             hits.note_question(InodeId(number), 3, 2);
         }
         hits.note_names(Area::Elsewhere, [0, 1]);
-        let uses = hits.uses().clone();
+        let uses = hits.tally().clone();
         assert_eq!(uses.known.len(), COUNTED_MAX);
         let all = |of: fn(&Use) -> u64| {
             let others = of(&uses.other_models) + of(&uses.other_directories);

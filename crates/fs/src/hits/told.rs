@@ -64,7 +64,7 @@ fn saved(counted: &Use, rate: u32) -> f64 {
 
 /// Models and directories; what has no path any more counts as others.
 fn all(core: &Core) -> (Vec<Told>, Vec<Told>) {
-    let uses = core.hits.uses().clone();
+    let uses = core.hits.tally().clone();
     let (mut models, mut directories) = (Vec::new(), Vec::new());
     let (mut other_models, mut other_directories) = (uses.other_models, uses.other_directories);
     for (area, counted) in uses.known {

@@ -381,11 +381,8 @@ fn note_again(fs: &FileSystem, sequences: impl IntoIterator<Item = (InodeId, Tok
 
 /// Says which sequence is found by no prefix, and why.
 fn tell_of_unreadable(fs: &FileSystem, sequence: InodeId, why: &io::Error) {
-    let name = match fs.core.state().inode(sequence).map(|inode| inode.kind) {
-        Ok(Kind::Directory { name, .. }) => String::from_utf8_lossy(&name).into_owned(),
-        _ => String::new(),
-    };
-    log::warn!("the sequence {name:?} is found by no prefix: its tokens cannot be read: {why}");
+    let path = fs.core.state().directory_path(sequence).unwrap_or_default();
+    log::warn!("the sequence {path} is found by no prefix: its tokens cannot be read: {why}");
 }
 
 /// A sequence whose tokens nobody can read has no prefixes.

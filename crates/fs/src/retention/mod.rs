@@ -7,7 +7,8 @@
 //!
 //! [`Retention`] has the limits and the uses. A thread (`steps`) walks what is below each limit (`pass`), some names at a
 //! time, and then removes (`remove`) through the operations on names (`enforcer`). What a directory holds is known from the
-//! last walk, less what was removed since, so a limit may be exceeded for as long as it takes until the next.
+//! last walk, less what was removed since, so a limit may be exceeded for as long as it takes until the next. Uses go on
+//! record now and then without any limit as well (`on_record`).
 
 mod below;
 mod clock;
@@ -15,6 +16,7 @@ mod cut;
 mod dated;
 mod enforcer;
 mod expired;
+mod on_record;
 mod pass;
 mod policy;
 mod remove;
@@ -23,33 +25,30 @@ mod steps;
 #[cfg(test)]
 mod tests;
 mod tree;
-mod uses;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::FsError;
 use crate::core::Core;
 use crate::core::state::State;
+use crate::core::uses::{self, Uses};
 use clock::Clock;
 use kvfs_observe::RetentionCounters;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::disk::Space;
 use kvfs_storage::store::record::{DEPTH_MAX, Inode, InodeId, Kind, Time};
 use policy::{Policies, Policy};
-use uses::Uses;
 
-pub(super) use dated::{USED, kept_use};
+pub(super) use dated::{USED, kept_use, recorded_use};
 pub use policy::check_limit;
 pub(super) use policy::{AGE, QUOTA, TTL, check_reader, is_limit};
 pub use steps::Retainer;
 pub(super) use tree::InUse;
 
-/// Uses put on record in one commit.
-const RECORDED_AT_ONCE: usize = 1 << 14;
 /// Directories of which `.kvfs/status` tells.
 const TOLD_MAX: usize = 64;
 
@@ -103,19 +102,25 @@ pub struct Retention {
     /// There is some limit.
     is_active: AtomicBool,
     policies: Mutex<Policies>,
-    uses: Mutex<Uses>,
+    /// Those of [`Core`].
+    uses: Arc<Mutex<Uses>>,
     clock: Mutex<Clock>,
     reports: Mutex<BTreeMap<InodeId, Report>>,
     counters: RetentionCounters,
 }
 
 impl Retention {
+    /// No limit is known yet.
+    pub(super) fn new(uses: Arc<Mutex<Uses>>) -> Retention {
+        Retention { uses, ..Retention::default() }
+    }
+
     fn policies(&self) -> MutexGuard<'_, Policies> {
         self.policies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn uses(&self) -> MutexGuard<'_, Uses> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+        uses::held(&self.uses)
     }
 
     /// What the last uses were of, in no order.
@@ -138,7 +143,7 @@ impl Retention {
         }
         let noted = uses.of(id).unwrap_or_default();
         drop(uses);
-        Ok(noted.max(dated::recorded_use(state, id, inode)?))
+        Ok(noted.max(recorded_use(state, id, inode)?))
     }
 
     fn clock(&self) -> MutexGuard<'_, Clock> {
@@ -167,29 +172,6 @@ impl Retention {
         if flags & libc::O_NOATIME == 0 && is_stored && !store.is_read_only() {
             self.uses().note(id, Time::now());
         }
-    }
-
-    /// Puts all uses on record, when a mount that may change something ends.
-    pub(super) fn record_uses(
-        &self, core: &Core, commit: impl Fn() -> Result<(), FsError>,
-    ) -> Result<(), FsError> {
-        let uses = self.uses().take();
-        for batch in uses.chunks(RECORDED_AT_ONCE) {
-            let mut state = core.state();
-            if state.refusal.is_some() {
-                return Ok(());
-            }
-            for &(id, used) in batch {
-                let Some(mut inode) = state.metadata.inode(id)? else { continue };
-                if inode.links > 0 && inode.atime < used {
-                    inode.atime = used;
-                    state.put_inode(id, &inode);
-                }
-            }
-            drop(state);
-            commit()?;
-        }
-        Ok(())
     }
 
     /// Counters of what retention removes.

@@ -15,7 +15,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Retention;
-use super::uses::after;
 use crate::core::Core;
 use crate::core::state::State;
 use crate::extended::{PIN, TIER};
@@ -44,6 +43,12 @@ pub(super) struct Policy {
     pub(super) age: Option<Duration>,
     /// Since the last change.
     pub(super) ttl: Option<Ttl>,
+}
+
+/// A time so much later.
+pub(super) fn after(time: Time, duration: Duration) -> Time {
+    let seconds = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    Time { seconds: time.seconds.saturating_add(seconds), ..time }
 }
 
 /// A time to live.
@@ -340,5 +345,13 @@ mod tests {
         assert_eq!(policies.directories[&id].to_string(), "ttl=2 ttl_renewed=1");
         policies.note(id, true, TTL, None);
         assert!(policies.directories.is_empty());
+    }
+
+    #[test]
+    fn times_go_on_by_whole_seconds_and_not_beyond_their_end() {
+        let time = Time { seconds: 5, nanoseconds: 7 };
+        let expected = Time { seconds: 15, nanoseconds: 7 };
+        assert_eq!(after(time, Duration::from_millis(10_900)), expected);
+        assert_eq!(after(time, Duration::MAX), Time { seconds: i64::MAX, nanoseconds: 7 });
     }
 }

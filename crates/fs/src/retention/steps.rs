@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::enforcer::Enforcer;
+use super::on_record::Rounds;
 use super::pass::Pass;
 use super::policy::Policy;
 use super::rights::Root;
@@ -25,6 +26,7 @@ pub struct Retainer {
     /// When files with a time to live of their own were last looked at, and how long that took.
     expired: Option<(Instant, Duration)>,
     reported: bool,
+    pub(super) rounds: Rounds,
 }
 
 /// How a walk over a directory ended.
@@ -45,6 +47,13 @@ impl Enforcer<'_> {
     /// One step; says how long to wait before the next.
     pub(crate) fn retain(&self, retainer: &mut Retainer) -> Duration {
         let is_clock_good = self.retention.clock().look(Time::now(), Instant::now());
+        let recording = self.retention.record_in_rounds(self.core, retainer);
+        let pause = self.enforce(retainer, is_clock_good);
+        recording.map_or(pause, |recording| recording.min(pause))
+    }
+
+    /// One step of what limits ask for; says how long to wait before the next.
+    fn enforce(&self, retainer: &mut Retainer, is_clock_good: bool) -> Duration {
         if self.core.state().refusal.is_some() || !self.retention.is_active() {
             retainer.pass = None;
             return LOOK_INTERVAL;

@@ -4,7 +4,7 @@
 //! moves have rings of their own, so that neither an engine that writes broken pages all night nor a scan that moves
 //! every page pushes out why something was deleted.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::record::{InodeId, Time};
 
@@ -35,6 +35,8 @@ pub enum What {
     Fetched,
     /// So many events were not kept.
     Lost,
+    /// It could not be moved, fetched, encoded or made durable.
+    Failed,
 }
 
 impl What {
@@ -51,6 +53,7 @@ impl What {
             What::Promoted => "promoted",
             What::Fetched => "fetched",
             What::Lost => "events lost",
+            What::Failed => "failed",
         }
     }
 
@@ -58,7 +61,7 @@ impl What {
     pub fn ring(self) -> Ring {
         match self {
             What::Deleted | What::Damaged | What::Lost => Ring::Losses,
-            What::Refused | What::Quarantined => Ring::Refusals,
+            What::Refused | What::Quarantined | What::Failed => Ring::Refusals,
             What::Evicted | What::Demoted | What::Encoded | What::Promoted | What::Fetched => {
                 Ring::Moves
             }
@@ -71,7 +74,7 @@ impl What {
 pub enum Ring {
     /// What cannot be read any more.
     Losses = 0,
-    /// What was never there.
+    /// What was never there, and what could not be done.
     Refusals = 1,
     /// What is elsewhere.
     Moves = 2,
@@ -91,7 +94,8 @@ impl Ring {
     }
 }
 
-/// Something that happened. What is not known is absent.
+/// Something that happened. What is not known is absent. A new field is added at the end and [may be
+/// missing](appended): stores have records without it, and a version before passes over what it does not know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Counts all events of a store, which a clock that jumps does not.
@@ -108,7 +112,7 @@ pub struct Event {
     pub inode: Option<InodeId>,
     /// The directory in which it was last found.
     pub directory: Option<InodeId>,
-    /// How many files, or events that were lost.
+    /// How many files, or events that were lost; 0 of what is about no file.
     pub files: u64,
     /// Their bytes.
     pub bytes: Option<u64>,
@@ -116,6 +120,15 @@ pub struct Event {
     pub used: Option<Time>,
     /// The first token that went, where it is the end of a sequence.
     pub from_token: Option<u64>,
+    /// How often the policy of the tier had seen it used, its coming there included.
+    #[serde(deserialize_with = "appended")]
+    pub uses: Option<u64>,
+}
+
+/// A field that records of older versions end before.
+#[expect(clippy::unnecessary_wraps, reason = "serde calls it")]
+fn appended<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    Ok(Option::deserialize(deserializer).unwrap_or(None))
 }
 
 impl Event {
@@ -133,6 +146,7 @@ impl Event {
             bytes: None,
             used: None,
             from_token: None,
+            uses: None,
         }
     }
 
@@ -194,6 +208,36 @@ fn shortened(text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::database::{decode, encode};
+
+    /// As versions wrote it that knew of no uses.
+    #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+    struct Older {
+        number: u64,
+        time: Time,
+        what: What,
+        reason: String,
+        path: Option<String>,
+        inode: Option<InodeId>,
+        directory: Option<InodeId>,
+        files: u64,
+        bytes: Option<u64>,
+        used: Option<Time>,
+        from_token: Option<u64>,
+    }
+
+    #[test]
+    fn versions_read_each_others_records() {
+        let time = Time { seconds: 7, nanoseconds: 8 };
+        let event =
+            Event { time, used: Some(time), uses: Some(3), ..Event::new(What::Evicted, "r") };
+        let event = event.of(InodeId(9)).with_bytes(5).at("a/b".to_owned());
+        assert_eq!(decode::<Event>(&encode(&event)).unwrap(), event);
+        let older: Older = decode(&encode(&event)).unwrap();
+        assert_eq!((older.path.as_deref(), older.bytes), (Some("a/b"), Some(5)));
+        let read: Event = decode(&encode(&older)).unwrap();
+        assert_eq!(read, Event { uses: None, ..event });
+    }
 
     #[test]
     fn texts_are_bounded_wherever_a_letter_ends() {

@@ -34,8 +34,8 @@ pub enum Take {
 }
 
 /// Puts an object's bytes and the reason into quarantine. The reason comes first: whoever is killed between the two
-/// leaves no bytes that nobody can explain.
-pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Result<()> {
+/// leaves no bytes that nobody can explain. Returns how many bytes were put there.
+pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Result<u64> {
     let note = format!("{object}.reason");
     discard(store, &note)?;
     let path = DiskPath::Quarantine(note.clone());
@@ -47,7 +47,9 @@ pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Res
         }
         return Err(error);
     }
-    trim(store)
+    let bytes = store.disk.stat(&DiskPath::Quarantine(object.to_string()))?.length;
+    trim(store)?;
+    Ok(bytes)
 }
 
 fn put_bytes(store: &Store, object: ObjectId, take: Take) -> io::Result<()> {

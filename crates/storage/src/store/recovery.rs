@@ -27,6 +27,21 @@ pub struct Recovered {
     pub still_changing: Vec<(InodeId, ObjectId)>,
 }
 
+impl std::fmt::Display for Recovered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Recovered { files_settled, tails, still_changing } = self;
+        let (tails, changing) = (tails.len(), still_changing.len());
+        if files_settled + tails + changing == 0 {
+            return f.write_str("no file was being written");
+        }
+        write!(
+            f,
+            "{files_settled} files that were being written have come to rest, {tails} tails have rows, {changing} files \
+             may still be written to by programs that have them open"
+        )
+    }
+}
+
 /// Step 1, before the metadata is opened: that takes some room, and what is in `staging/` may fill the disk. On
 /// read-only media it is left to whoever can write there.
 pub fn empty_staging(store: &Store) -> Result<(), StoreError> {

@@ -95,6 +95,11 @@ impl EncodedCopies {
         self.held().raw.set_budget(budget_bytes.unwrap_or(u64::MAX));
     }
 
+    /// How often an object was used while it was raw, as far as that is remembered.
+    pub fn uses(&self, object: ObjectId) -> Option<u64> {
+        self.held().raw.uses(object)
+    }
+
     /// What there is.
     pub fn usage(&self) -> EncodedUse {
         self.held().usage

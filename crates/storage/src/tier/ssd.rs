@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::replacement::Replacement;
+use super::replacement::{Before, Replacement};
 use super::stay::Stay;
 use crate::store::record::{InodeId, ObjectId, RemoteCopy};
 
@@ -190,6 +190,11 @@ impl SsdTier {
         self.held().here.get(&object).map(|here| here.stay)
     }
 
+    /// How often it was used while it may leave, or before it left, as far as that is remembered.
+    pub fn uses(&self, object: ObjectId) -> Option<u64> {
+        self.held().may_leave.uses(object)
+    }
+
     /// Whether the object is to leave before others, until it is used.
     pub(super) fn finish(&self, object: ObjectId, is_finished: bool) {
         self.held().may_leave.finish(object, is_finished);
@@ -198,6 +203,12 @@ impl SsdTier {
     /// Whether it is.
     pub fn is_finished(&self, object: ObjectId) -> bool {
         self.held().may_leave.is_finished(object)
+    }
+
+    /// What would leave before an object that may leave to make room. Without a budget nothing does.
+    pub fn before(&self, object: ObjectId) -> Option<Before> {
+        self.budget_bytes()?;
+        self.held().may_leave.before(object)
     }
 
     /// Whether `bytes` more fit into the budget.
@@ -250,6 +261,27 @@ mod tests {
             found.into_iter().map(|object| object.0).collect::<Vec<_>>()
         };
         assert_eq!((some(0, 2), some(6, 2), some(5, 9)), (vec![1, 5], vec![7, 1], vec![5, 7, 1]));
+    }
+
+    #[test]
+    fn what_leaves_before_is_told_as_it_leaves() {
+        let tier = SsdTier::new(Some(1 << 20));
+        for number in 1..=4 {
+            tier.allow_leaving(ObjectId(number), InodeId(number), LEAVING_BYTES_MIN + number);
+        }
+        tier.used(ObjectId(2), LEAVING_BYTES_MIN + 2);
+        tier.finish(ObjectId(3), true);
+        let order = tier.next_to_leave(u64::MAX, usize::MAX, &HashSet::new());
+        assert_eq!((order.len(), order[0].0), (4, ObjectId(3)));
+        let mut bytes = 0;
+        for (place, (object, _)) in order.iter().enumerate() {
+            let expected = Before { objects: place as u64, bytes, has_more: false };
+            assert_eq!(tier.before(*object), Some(expected));
+            bytes += LEAVING_BYTES_MIN + object.0;
+        }
+        assert_eq!(tier.before(ObjectId(5)), None);
+        tier.set_budget(None);
+        assert_eq!(tier.before(ObjectId(1)), None);
     }
 
     #[test]

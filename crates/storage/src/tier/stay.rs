@@ -1,7 +1,9 @@
 //! How long a copy was in a tier, and whether anybody used it there. Whether a budget is worth its bytes shows when
 //! copies leave: those that nobody used again took the room of others, and those that leave soon after a use were missed.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::store::record::Time;
 
 /// Since when a copy is in a tier, and when it was last used there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +21,12 @@ impl Stay {
     /// Somebody uses it.
     pub fn note_use(&mut self) {
         self.used = Some(Instant::now());
+    }
+
+    /// When somebody used it last since it came, by the wall clock.
+    pub fn last_use(&self) -> Option<Time> {
+        let since = self.used?.elapsed();
+        SystemTime::now().checked_sub(since).map(Time::from)
     }
 
     /// Whether anybody has used it since it came.
@@ -46,7 +54,11 @@ mod tests {
         let mut stay = Stay::begin();
         std::thread::sleep(Duration::from_millis(30));
         assert!(!stay.is_used() && stay.idle() >= Duration::from_millis(30));
+        assert_eq!(stay.last_use(), None);
+        let before = Time::now();
         stay.note_use();
+        // Both clocks are read, one after the other.
+        assert!(stay.last_use().unwrap().seconds >= before.seconds - 1);
         let (idle, age) = (stay.idle(), stay.age());
         assert!(stay.is_used() && age >= idle + Duration::from_millis(30), "{idle:?} {age:?}");
     }

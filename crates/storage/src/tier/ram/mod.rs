@@ -20,7 +20,7 @@ pub use place::RamPlace;
 pub use resize::Shrunk;
 
 use super::counters::{Counters, Tier};
-use super::replacement::Replacement;
+use super::replacement::{Before, Replacement};
 use super::stay::Stay;
 use crate::store::disk::{Access, Allocation, Disk, DiskFile, DiskPath, FileStat};
 use crate::store::event::{Event, What};
@@ -358,6 +358,12 @@ impl RamTier {
         self.held().copies.usage()
     }
 
+    /// What would leave before the copy of an object, if there is one that may.
+    pub fn before(&self, object: ObjectId) -> Option<Before> {
+        let held = self.held();
+        held.visible(object).and_then(|_| held.replacement.before(object))
+    }
+
     /// Whether there is a copy.
     pub fn holds(&self, object: ObjectId) -> bool {
         self.held().visible(object).is_some()
@@ -466,7 +472,8 @@ impl RamTier {
     fn tell_evicted(&self, held: &Held, object: ObjectId, reason: &str) {
         let Some((events, copy)) = self.events.get().zip(held.copies.get(&object)) else { return };
         let event = Event::new(What::Evicted, reason).with_bytes(copy.bytes);
-        events.note(Event { inode: copy.inode, ..event });
+        let (inode, used) = (copy.inode, copy.stay.last_use());
+        events.note(Event { inode, used, uses: held.replacement.uses(object), ..event });
     }
 
     fn drop_file(&self, held: &mut Held, object: ObjectId) {

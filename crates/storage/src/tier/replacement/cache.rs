@@ -324,6 +324,16 @@ impl Cache {
         }
     }
 
+    /// What is resident, from what should leave first on.
+    pub(super) fn in_order(&self, rule: Rule) -> impl Iterator<Item = (ObjectId, u64)> {
+        self.searches(rule).into_iter().flat_map(move |mut search| {
+            std::iter::from_fn(move || {
+                let Node { object, bytes, .. } = self.names[self.next(&mut search)?];
+                Some((object, bytes))
+            })
+        })
+    }
+
     fn next(&self, search: &mut Search) -> Option<u32> {
         let (list, next) = match (search, &self.lirs, &self.frequency) {
             (Search::Frequency(cursor), _, Some(frequency)) => {

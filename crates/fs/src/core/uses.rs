@@ -1,10 +1,10 @@
 //! When files were last used.
 //!
-//! An open notes the time in memory alone: a record for each would make every reader a writer. A walk
-//! puts it into the file's access time once that lags far enough behind.
+//! An open notes the time in memory alone: a record for each would make every reader a writer. It is put into the
+//! file's access time now and then, and by a walk over a limited directory once that lags far enough behind.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvfs_storage::store::record::{InodeId, Time};
 
@@ -18,7 +18,7 @@ const LATEST_MAX: usize = 256;
 
 /// Uses since the access times on record.
 #[derive(Debug, Default)]
-pub(super) struct Uses {
+pub(crate) struct Uses {
     recent: BTreeMap<InodeId, Time>,
     older: BTreeMap<InodeId, Time>,
     /// Of the last uses, a file for each. Once it is full, the place of the oldest one is taken.
@@ -26,9 +26,14 @@ pub(super) struct Uses {
     oldest: usize,
 }
 
+/// The uses of a mount, for a moment.
+pub(crate) fn held(uses: &Mutex<Uses>) -> MutexGuard<'_, Uses> {
+    uses.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Uses {
     /// A file is used now.
-    pub(super) fn note(&mut self, id: InodeId, now: Time) {
+    pub(crate) fn note(&mut self, id: InodeId, now: Time) {
         if self.recent.len() >= FILES_MAX && !self.recent.contains_key(&id) {
             self.older = std::mem::take(&mut self.recent);
         }
@@ -42,23 +47,23 @@ impl Uses {
     }
 
     /// What the last uses were of, in no order.
-    pub(super) fn latest(&self) -> &[InodeId] {
+    pub(crate) fn latest(&self) -> &[InodeId] {
         &self.latest
     }
 
     /// The last use that is not on record.
-    pub(super) fn of(&self, id: InodeId) -> Option<Time> {
+    pub(crate) fn of(&self, id: InodeId) -> Option<Time> {
         self.recent.get(&id).or_else(|| self.older.get(&id)).copied()
     }
 
     /// What is known of a file is on record.
-    pub(super) fn forget(&mut self, id: InodeId) {
+    pub(crate) fn forget(&mut self, id: InodeId) {
         self.recent.remove(&id);
         self.older.remove(&id);
     }
 
     /// The time to put on record, if what is there lags behind.
-    pub(super) fn overdue(&mut self, id: InodeId, recorded: Time) -> Option<Time> {
+    pub(crate) fn overdue(&mut self, id: InodeId, recorded: Time) -> Option<Time> {
         let last = self.of(id)?;
         let lags = last.seconds.saturating_sub(recorded.seconds) >= LAG_SECONDS;
         if lags {
@@ -67,18 +72,21 @@ impl Uses {
         lags.then_some(last)
     }
 
+    /// Takes some of them, the older ones first, to put them on record: in one round of calls, whose mark begins as false,
+    /// all that were noted before it. Nobody who notes a use waits for more than these.
+    pub(crate) fn take_some(&mut self, most: usize, has_turned: &mut bool) -> Vec<(InodeId, Time)> {
+        if self.older.is_empty() && !std::mem::replace(has_turned, true) {
+            self.older = std::mem::take(&mut self.recent);
+        }
+        std::iter::from_fn(|| self.older.pop_first()).take(most).collect()
+    }
+
     /// Takes all of them, to put them on record.
-    pub(super) fn take(&mut self) -> Vec<(InodeId, Time)> {
+    pub(crate) fn take(&mut self) -> Vec<(InodeId, Time)> {
         let mut all = std::mem::take(&mut self.older);
         all.extend(std::mem::take(&mut self.recent));
         all.into_iter().collect()
     }
-}
-
-/// A time so much later.
-pub(super) fn after(time: Time, duration: Duration) -> Time {
-    let seconds = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
-    Time { seconds: time.seconds.saturating_add(seconds), ..time }
 }
 
 #[cfg(test)]
@@ -122,6 +130,26 @@ mod tests {
     }
 
     #[test]
+    fn a_round_takes_what_was_noted_before_it() {
+        let at = |seconds| Time { seconds, nanoseconds: 0 };
+        let mut uses = Uses { older: [(InodeId(9), at(1))].into(), ..Uses::default() };
+        for id in [3, 1, 2, 9] {
+            uses.note(InodeId(id), at(2));
+        }
+        let mut has_turned = false;
+        let mut take = |uses: &mut Uses| {
+            let some = uses.take_some(2, &mut has_turned).into_iter();
+            some.map(|(id, time)| (id.0, time.seconds)).collect::<Vec<_>>()
+        };
+        assert_eq!(take(&mut uses), [(9, 1)]);
+        assert_eq!(take(&mut uses), [(1, 2), (2, 2)]);
+        uses.note(InodeId(1), at(3));
+        assert_eq!(take(&mut uses), [(3, 2), (9, 2)]);
+        assert_eq!(take(&mut uses), [], "the next round has it");
+        assert_eq!(uses.of(InodeId(1)), Some(at(3)));
+    }
+
+    #[test]
     fn who_is_known_takes_no_place() {
         let mut uses = Uses::default();
         for id in 0..FILES_MAX as u64 {
@@ -129,13 +157,5 @@ mod tests {
         }
         uses.note(InodeId(0), Time { seconds: 1, nanoseconds: 0 });
         assert_eq!((uses.recent.len(), uses.older.len()), (FILES_MAX, 0));
-    }
-
-    #[test]
-    fn times_go_on_by_whole_seconds_and_not_beyond_their_end() {
-        let time = Time { seconds: 5, nanoseconds: 7 };
-        let expected = Time { seconds: 15, nanoseconds: 7 };
-        assert_eq!(after(time, Duration::from_millis(10_900)), expected);
-        assert_eq!(after(time, Duration::MAX), Time { seconds: i64::MAX, nanoseconds: 7 });
     }
 }
