@@ -39,18 +39,23 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         _ => return Err(wrong()),
     };
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
-    let is_number =
-        |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
-    if !is_number(whole) || !is_number(fraction) {
-        return Err(wrong());
-    }
-    let whole: u64 = whole.parse().map_err(|_| wrong())?;
-    // Nobody means less than a billionth.
-    let fraction: u128 = format!("{fraction:0<9.9}").parse().map_err(|_| wrong())?;
-    let nanoseconds = (u128::from(whole) * 1_000_000_000 + fraction) * unit_milliseconds / 1000;
+    let billionths = billionths(whole, fraction).ok_or_else(wrong)?;
+    let nanoseconds = billionths * unit_milliseconds / 1000;
     let seconds = u64::try_from(nanoseconds / 1_000_000_000).map_err(|_| wrong())?;
     let rest = u32::try_from(nanoseconds % 1_000_000_000).map_err(|_| wrong())?;
     Ok(Duration::new(seconds, rest))
+}
+
+/// A number with a fraction, of which nobody means less than a billionth, in these; sizes are read so as well.
+pub(super) fn billionths(whole: &str, fraction: &str) -> Option<u128> {
+    let is_number =
+        |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    if !is_number(whole) || !is_number(fraction) {
+        return None;
+    }
+    let whole: u64 = whole.parse().ok()?;
+    let fraction: u128 = format!("{fraction:0<9.9}").parse().ok()?;
+    Some(u128::from(whole) * 1_000_000_000 + fraction)
 }
 
 /// A duration for people, in the largest unit that it is a multiple of.

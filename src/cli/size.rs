@@ -1,9 +1,11 @@
-//! Sizes as people write them: `4G`, `512MiB`, `1073741824`.
+//! Sizes as people write them: `4G`, `1.5G`, `512MiB`, `1073741824`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes. Units are powers of 1024.
+use super::duration::billionths;
+
+/// A number of bytes. Units are powers of 1024, and have a fraction as those of durations do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub u64);
 
@@ -30,9 +32,15 @@ impl FromStr for Size {
             "t" | "tb" | "tib" => 40,
             _ => return Err(wrong()),
         };
-        let is_number = digits.bytes().all(|digit| digit.is_ascii_digit());
-        let number: u64 = digits.parse().ok().filter(|_| is_number).ok_or_else(wrong)?;
-        number.checked_mul(1 << shift).map(Size).ok_or_else(wrong)
+        let (whole, fraction) = match digits.split_once('.') {
+            // There is no half of a byte.
+            Some(_) if shift == 0 => return Err(wrong()),
+            Some(parts) => parts,
+            None => (digits, "0"),
+        };
+        let billionths = billionths(whole, fraction).ok_or_else(wrong)?;
+        let bytes = billionths.checked_mul(1 << shift).ok_or_else(wrong)? / 1_000_000_000;
+        u64::try_from(bytes).map(Size).map_err(|_| wrong())
     }
 }
 
@@ -71,7 +79,14 @@ mod tests {
         check("G", None);
         check("-1", None);
         check("+1", None);
-        check("1.5G", None);
+        check("1.5G", Some(1536 << 20));
+        check("0.5k", Some(512));
+        check("0.0001K", Some(0));
+        check("1.5", None);
+        check("1.5B", None);
+        check("1.G", None);
+        check(".5G", None);
+        check("1.5.5G", None);
         check("4 G", None);
         check("4X", None);
     }

@@ -49,6 +49,11 @@ fn directories_for_stores_are_told_apart() {
     let bad = findings.iter().find(|finding| finding["level"] == "bad").unwrap();
     assert!(bad["what"].as_str().unwrap().ends_with("is neither a store nor empty"), "{bad}");
     assert!(bad["mend"].as_str().unwrap().starts_with("name an empty directory"), "{bad}");
+    // What cannot be looked at at all is told with what mends it, too.
+    let (text, is_well) = said(&doctor(&["--store"], &[&directory.path().join("thesis")]));
+    assert!(!is_well && text.contains("(os error 20): name a directory\n"), "{text}");
+    let (text, _) = said(&doctor(&["--store"], &[&directory.path().join("no/new")]));
+    assert!(text.contains(": make the directory above it (mkdir -p)"), "{text}");
 }
 
 #[test]

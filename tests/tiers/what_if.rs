@@ -93,10 +93,9 @@ fn check_words(mount: &Mount) {
     assert!(text.contains(" (now) ") && text.contains("7.0 MiB (asked) "), "{text}");
     assert!(text.contains("\nDisk: the mount has no remote"), "{text}");
     let outside = complaint(&kvfs(&["what-if"], &[Path::new("/")]));
-    assert!(
-        outside.contains("is a mount of type") || outside.contains("is not a mountpoint"),
-        "{outside}"
-    );
+    assert!(outside.contains("is not in a mount of kvfs"), "{outside}");
+    let below = printed(&kvfs(&["what-if", "--ram", "7M"], &[&mount.join("models")]));
+    assert!(below.contains("since it was mounted: 576 opens in "), "{below}");
     for (wrong, why) in [("0", "--disk-rate is more than 0"), ("fast", "\"fast\" is no size")] {
         let output = kvfs(&["what-if", "--disk-rate", wrong], &[mount.path()]);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -25,7 +25,11 @@ pub(super) fn look(findings: &mut Findings) {
     look_at_kernel(findings, release.trim());
     match device() {
         Ok(()) => findings.good("/dev/fuse can be opened"),
-        Err(line) => findings.bad(&line, ""),
+        Err(line) => {
+            // It ends with what mends it.
+            let (what, mend) = line.rsplit_once(": ").unwrap_or((&line, "see dmesg"));
+            findings.bad(what, mend);
+        }
     }
     look_at_rights(findings);
     if version(&release).is_some_and(|version| version >= RINGS_SINCE) {

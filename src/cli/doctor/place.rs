@@ -55,7 +55,7 @@ pub(super) fn look_at_store(findings: &mut Findings, store: &Path) {
                 None => store,
             }
         }
-        Err(error) => return findings.bad(&format!("{place}: {error}"), ""),
+        Err(error) => return findings.bad(&format!("{place}: {error}"), mend_of(&error)),
     };
     look_at_filesystem(findings, directory);
     if let Err(error) = try_disk(findings, directory) {
@@ -67,7 +67,10 @@ pub(super) fn look_at_store(findings: &mut Findings, store: &Path) {
 fn look_at_filesystem(findings: &mut Findings, directory: &Path) {
     let stat = match statfs(directory) {
         Ok(stat) => stat,
-        Err(errno) => return findings.bad(&format!("{}: {errno}", directory.display()), ""),
+        Err(errno) => {
+            let what = format!("{}: {errno}", directory.display());
+            return findings.bad(&what, mend_of(&errno.into()));
+        }
     };
     match stat.filesystem_type() {
         TMPFS_MAGIC => findings.note(
@@ -87,6 +90,17 @@ fn look_at_filesystem(findings: &mut Findings, directory: &Path) {
         findings.note(&what, "make room, or name another directory");
     } else {
         findings.good(&what);
+    }
+}
+
+/// What somebody can do about a directory that cannot be looked at.
+fn mend_of(error: &io::Error) -> &'static str {
+    use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    match error.kind() {
+        PermissionDenied => "run this as its owner or as root, or name another directory",
+        NotADirectory => "name a directory",
+        NotFound => "make the directory above it (mkdir -p), or name another one",
+        _ => "see what the kernel says of its disk (dmesg), or name another directory",
     }
 }
 
@@ -137,12 +151,44 @@ pub(super) fn look_at_remote(
                 "remote {spec} answers: 4 KiB put, read back and deleted in {time:.1} ms"
             ));
         }
-        Ok(Err(error)) => findings.bad(&error.told_once(), ""),
+        Ok(Err(error)) => findings.bad(&error.told_once(), mend_of_remote(&error)),
         Err(silence) => {
             findings.bad(silence.line(), "check the network and the server");
         }
     }
     Ok(())
+}
+
+/// What somebody can do about a remote that gives an error.
+fn mend_of_remote(error: &RemoteError) -> &'static str {
+    match error {
+        RemoteError::Unreachable(_) => {
+            "start its server or mount the share, and see that its address is right"
+        }
+        RemoteError::Timeout(_) | RemoteError::Slow(_) => {
+            "see what the network and the server are busy with"
+        }
+        RemoteError::Full(_) => "make room there, or raise its quota",
+        RemoteError::Denied(_) => {
+            "let this user read and write there, of an object store with other AWS_* variables"
+        }
+        RemoteError::Missing(_) => "make the directory or bucket, or name another one",
+        RemoteError::Foreign(_) => {
+            "name an empty place, or the remote of this version that is meant"
+        }
+        RemoteError::Key(_) => {
+            "give the key that seals it (--remote-key), or none where it is not sealed"
+        }
+        RemoteError::Corrupt(_) => {
+            "run kvfs scrub on a mount of it, which mends what another copy is left of"
+        }
+        RemoteError::Other(_) => {
+            "see what its server says (its log), or the kernel of its disk (dmesg)"
+        }
+        RemoteError::Local(_) => {
+            "see that this machine has memory and descriptors left (ulimit -n)"
+        }
+    }
 }
 
 /// What a remote is good for.

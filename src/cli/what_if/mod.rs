@@ -48,8 +48,8 @@ pub(crate) struct WhatIfArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Where the cache is mounted
-    pub mountpoint: PathBuf,
+    /// Where the cache is mounted, or a file or directory in it
+    pub path: PathBuf,
 }
 
 /// What is told of one tier.
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &WhatIfArguments) -> Outcome {
     if arguments.disk_rate == Some(Size(0)) {
         return Err(Failure::Usage("--disk-rate is more than 0".to_owned()));
     }
-    let (mount, _) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
+    let (mount, _) = mountinfo::kvfs_above(&arguments.path).map_err(Failure::Failed)?;
     let status = status::read(&mount.mountpoint)?;
     let seen = read(&mount.mountpoint, &status)?;
     let number = |key: &str| status_value(&status, key)?.parse::<u64>().ok();
