@@ -5,6 +5,7 @@
 
 mod heat;
 mod page;
+mod places;
 mod state;
 mod tree;
 
@@ -83,6 +84,11 @@ fn inspect(path: &Path, metadata: &Metadata, summary: &mut Summary) -> io::Resul
             LayerEntry::State(tokens) => state::inspect(path, metadata.len(), tokens, summary)?,
             entry => page::inspect(path, metadata.len(), entry, summary)?,
         }
+    }
+    if let LayerEntry::Page(start) = layer_entry(name)
+        && let Some(prefix) = page::prefix(path, start)
+    {
+        summary.add("prefix", prefix.to_string());
     }
     attributes(path, summary);
     Ok(())

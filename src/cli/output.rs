@@ -157,6 +157,11 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
 }
 
+/// `1 page`, `2 pages`.
+pub(crate) fn counted(count: u64, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
+}
+
 /// `1 234 567`: digits in threes can be read at a glance.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();

@@ -47,11 +47,12 @@ fn a_sequence_is_drawn_without_opening_it(mode: Mode) {
     let text = printed(&kvfs(&["map"], &[&sequence]));
     assert!(text.contains("2 layers by 4 pages of "), "{text}");
     assert!(text.contains("\n000            Dddr\n001            d.dd\n"), "{text}");
-    for line in ["r only in the remote           1 pages", ". absent                       1 pages"]
+    for line in
+        ["r only in the remote           1 page ", ". absent                       1 page\n"]
     {
         assert!(text.contains(line), "{text}");
     }
-    assert!(text.contains("capital: 1 pages are pinned\n"), "{text}");
+    assert!(text.contains("capital: 1 page is pinned\n"), "{text}");
     // One request for each layer; the manifest alone is opened.
     assert!(opened() - asked <= 4, "{} attributes", opened() - asked);
     assert!(mount.metric("kvfs_opens_total") - opens <= 3);
@@ -98,6 +99,14 @@ fn pictures_replace_nothing_unasked(mode: Mode) {
     assert_eq!(fs::read_to_string(&picture).unwrap(), "mine");
     printed(&draw(&["--force"]));
     assert_eq!(fs::read_to_string(&picture).unwrap(), svg);
+    let pixels = mount.beside("map.png");
+    printed(&kvfs(&["map", "--png", pixels.to_str().unwrap()], &[&sequence]));
+    let file = fs::read(&pixels).unwrap();
+    assert!(file.starts_with(b"\x89PNG\r\n\x1a\n"));
+    // The palette has the colour of the disk, and both pictures cannot be asked for at once.
+    assert!(file.windows(3).any(|colour| colour == [0x1f, 0x77, 0xb4]));
+    let both = draw(&["--png", pixels.to_str().unwrap()]);
+    assert_eq!(both.status.code(), Some(2));
 }
 
 fn others_see_no_more_than_each_file_tells_them(mode: Mode) {

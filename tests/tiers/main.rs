@@ -24,6 +24,7 @@ mod hanging;
 mod hints;
 mod history;
 mod in_place;
+mod inspecting;
 mod kills;
 mod lossy;
 mod lying;

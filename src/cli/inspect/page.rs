@@ -12,8 +12,12 @@ use serde_json::{Map, Value};
 use super::manifest_above;
 use crate::cli::summary::Summary;
 use crate::page::limits::{HEADER_JSON_BYTES, LENGTH_PREFIX_BYTES};
-use crate::page::names::{LayerEntry, parse_layer};
-use crate::page::{Layer, Manifest, PageHeader, PagePlace, TokenStart, VerifyError};
+use crate::page::names::{LayerEntry, POSITIONS, TOKENS, parse_layer};
+use crate::page::{
+    Layer, MAX_POSITIONS_BYTES, Manifest, PageHeader, PagePlace, Positions, PrefixHash, TokenStart,
+    VerifyError,
+};
+use crate::sys;
 
 /// Explains a file that is or might be a page.
 pub(super) fn inspect(
@@ -53,6 +57,25 @@ pub(super) fn inspect(
 /// The layer that the directory of a page names.
 pub(in crate::cli) fn layer_of(path: &Path) -> Option<Layer> {
     parse_layer(path.parent()?.file_name()?.as_bytes())
+}
+
+/// The hash of the tokens up to the end of a page, by which it is found in `prefixes/`: nothing where its sequence lacks
+/// some of them, or has removed or moved some. No page is opened for it.
+pub(super) fn prefix(path: &Path, start: TokenStart) -> Option<PrefixHash> {
+    layer_of(path)?;
+    let sequence = path.parent()?.parent()?;
+    let (_, manifest) = manifest_above(path)?;
+    let end = start.0.checked_add(manifest.geometry().page_tokens().into())?;
+    let bytes = end.checked_mul(4)?;
+    let tokens = sys::read_no_follow(&sequence.join(TOKENS), bytes).ok()?;
+    let moved = sequence.join(POSITIONS);
+    let positions = match sys::read_no_follow(&moved, MAX_POSITIONS_BYTES as u64 + 1) {
+        Ok(json) => Positions::parse(&json).ok()?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Positions::default(),
+        Err(_) => return None,
+    };
+    let is_whole = tokens.len() as u64 == bytes && positions.prefix_rows() >= end;
+    if is_whole { manifest.prefix_of(&tokens) } else { None }
 }
 
 /// The header of a safetensors file, None for any other file.

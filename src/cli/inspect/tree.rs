@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::describe_manifest;
+use super::places::Places;
 use crate::cli::summary::Summary;
 use crate::page::Manifest;
 use crate::page::limits::MANIFEST_BYTES_READ;
@@ -24,6 +25,7 @@ struct Totals {
     tails: u64,
     states: u64,
     bytes: u64,
+    places: Places,
 }
 
 /// Explains a directory.
@@ -104,6 +106,7 @@ impl Totals {
     }
 
     fn add_layer(&mut self, path: &Path) -> io::Result<()> {
+        self.places.add_layer(path)?;
         for entry in entries(path)? {
             let entry = entry?;
             match layer_entry(entry.file_name().as_bytes()) {
@@ -124,5 +127,6 @@ impl Totals {
             summary.add("states", self.states);
         }
         summary.add_bytes("bytes", self.bytes);
+        self.places.describe(summary);
     }
 }

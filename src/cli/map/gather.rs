@@ -102,7 +102,8 @@ fn layers(
     Ok(found)
 }
 
-fn pages(tree: &impl Tree, layer: &Path) -> io::Result<Vec<Page>> {
+/// The pages of a layer, part after part.
+pub(super) fn pages(tree: &impl Tree, layer: &Path) -> io::Result<Vec<Page>> {
     let mut found = Vec::new();
     let mut attribute = PAGES.to_owned();
     loop {

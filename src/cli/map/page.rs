@@ -4,7 +4,7 @@ use crate::page::names::{LayerEntry, layer_entry};
 
 /// Where the bytes of a page are, the worst last: of a cell with as many of each, that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(in crate::cli) enum Place {
     Memory,
     Disk,
     /// On the disk or in memory, with rounded values.
@@ -17,7 +17,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    pub(super) const ALL: [Place; 7] = [
+    pub(in crate::cli) const ALL: [Place; 7] = [
         Place::Memory,
         Place::Disk,
         Place::Lossy,
@@ -28,7 +28,7 @@ impl Place {
     ];
 
     /// As JSON has it.
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::cli) fn name(self) -> &'static str {
         match self {
             Place::Memory => "ram",
             Place::Disk => "ssd",
@@ -41,7 +41,7 @@ impl Place {
     }
 
     /// For people.
-    pub(super) fn in_words(self) -> &'static str {
+    pub(in crate::cli) fn in_words(self) -> &'static str {
         match self {
             Place::Memory => "memory",
             Place::Disk => "disk",
@@ -54,7 +54,7 @@ impl Place {
     }
 
     /// In a map of characters.
-    pub(super) fn letter(self) -> char {
+    pub(in crate::cli) fn letter(self) -> char {
         match self {
             Place::Memory => 'm',
             Place::Disk => 'd',
@@ -69,7 +69,7 @@ impl Place {
 
 /// What a name in a layer's directory is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::cli) enum Kind {
     Page,
     Tail,
     /// What a recurrent layer is after so many tokens.
@@ -78,23 +78,23 @@ pub(super) enum Kind {
 
 /// One page, tail or state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Page {
-    pub(super) kind: Kind,
+pub(in crate::cli) struct Page {
+    pub(in crate::cli) kind: Kind,
     /// Its first token; of a state, the tokens before it.
-    pub(super) start: u64,
-    pub(super) place: Place,
-    pub(super) encoding: String,
-    pub(super) bytes: u64,
+    pub(in crate::cli) start: u64,
+    pub(in crate::cli) place: Place,
+    pub(in crate::cli) encoding: String,
+    pub(in crate::cli) bytes: u64,
     /// Seconds since 1970.
-    pub(super) used_seconds: u64,
-    pub(super) links: u64,
-    pub(super) is_pinned: bool,
-    pub(super) is_lossy: bool,
+    pub(in crate::cli) used_seconds: u64,
+    pub(in crate::cli) links: u64,
+    pub(in crate::cli) is_pinned: bool,
+    pub(in crate::cli) is_lossy: bool,
 }
 
 impl Page {
     /// Of a line; nothing of one that is about something else.
-    pub(super) fn parse(line: &str) -> Option<Page> {
+    pub(in crate::cli) fn parse(line: &str) -> Option<Page> {
         let mut words = line.split(' ');
         let (kind, start) = match layer_entry(words.next()?.as_bytes()) {
             LayerEntry::Page(start) => (Kind::Page, start.0),
@@ -132,7 +132,7 @@ impl Page {
     }
 
     /// Whether other sequences have it too.
-    pub(super) fn is_shared(&self) -> bool {
+    pub(in crate::cli) fn is_shared(&self) -> bool {
         self.links > 1
     }
 }

@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use super::gather::Subject;
 use super::grid::{Face, Grid, Sum};
+use super::legend::{self, colour, tenths};
 use super::page::Place;
 use super::text::{Age, extent};
 use crate::cli::markup::escaped;
-use crate::cli::output::bytes;
 
 /// Pixels.
 const CELL_WIDTH: usize = 10;
@@ -21,7 +21,7 @@ const WIDTH_MIN: usize = 640;
 /// The picture.
 pub(super) fn of(subject: &Subject, grid: &Grid, now_seconds: u64) -> String {
     let cells = grid.rows.first().map_or(0, |row| row.cells.len());
-    let legend = legend(&grid.totals);
+    let legend = legend::lines(&grid.totals, "dashed border");
     let width = (LABEL_WIDTH + cells * CELL_WIDTH + 2 * MARGIN).max(WIDTH_MIN);
     let top = MARGIN + 2 * LINE_HEIGHT;
     let bottom = top + grid.rows.len() * CELL_HEIGHT + MARGIN;
@@ -40,10 +40,10 @@ pub(super) fn of(subject: &Subject, grid: &Grid, now_seconds: u64) -> String {
             add_cell(&mut svg, (LABEL_WIDTH + at * CELL_WIDTH, y), cell, now_seconds);
         }
     }
-    for (number, (colour, words)) in legend.iter().enumerate() {
+    for (number, (place, words)) in legend.iter().enumerate() {
         let y = bottom + number * LINE_HEIGHT;
-        if let Some(colour) = colour {
-            let (width, height) = (CELL_WIDTH, CELL_HEIGHT);
+        if let Some(place) = place {
+            let (width, height, colour) = (CELL_WIDTH, CELL_HEIGHT, hex(*place));
             let _ = writeln!(
                 svg,
                 "<rect x=\"{MARGIN}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{colour}\"/>"
@@ -63,8 +63,8 @@ fn add_text(svg: &mut String, x: usize, y: usize, text: &str) {
 fn add_cell(svg: &mut String, (x, y): (usize, usize), cell: &Sum, now_seconds: u64) {
     let (fill, opacity) = match cell.face() {
         Face::Nothing => return,
-        Face::Absent => ("none", "1"),
-        Face::Pages(place) => (colour(place), opacity(cell, now_seconds)),
+        Face::Absent => ("none".to_owned(), "1".to_owned()),
+        Face::Pages(place) => (hex(place), opacity(cell, now_seconds)),
     };
     let stroke = match cell {
         cell if cell.pinned > 0 => " stroke=\"#000000\"",
@@ -80,48 +80,15 @@ fn add_cell(svg: &mut String, (x, y): (usize, usize), cell: &Sum, now_seconds: u
     );
 }
 
-fn opacity(cell: &Sum, now_seconds: u64) -> &'static str {
-    match Age::of(cell.used_seconds, now_seconds) {
-        Age::Hour => "1",
-        Age::Day => "0.7",
-        Age::Older => "0.4",
-    }
+/// As SVG has it.
+fn hex(place: Place) -> String {
+    let [red, green, blue] = colour(place);
+    format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-fn colour(place: Place) -> &'static str {
-    match place {
-        Place::Memory => "#2a9d3a",
-        Place::Disk => "#1f77b4",
-        Place::Lossy => "#9467bd",
-        Place::Compressed => "#17408b",
-        Place::Remote => "#e0a100",
-        Place::Hidden => "#999999",
-        Place::Damaged => "#d62728",
-    }
-}
-
-/// Lines with the colour that they explain.
-fn legend(totals: &Sum) -> Vec<(Option<&'static str>, String)> {
-    let mut lines = Vec::new();
-    for place in Place::ALL {
-        let count = totals.pages[place as usize];
-        if count > 0 {
-            let size = bytes(totals.bytes[place as usize]);
-            lines.push((
-                Some(colour(place)),
-                format!("{}: {count} pages, {size}", place.in_words()),
-            ));
-        }
-    }
-    let others = [
-        (totals.absent, "pages are absent (empty cells)"),
-        (totals.pinned, "pages are pinned (black border)"),
-        (totals.shared, "pages are shared with other sequences (dashed border)"),
-    ];
-    let others = others.into_iter().filter(|(count, _)| *count > 0);
-    lines.extend(others.map(|(count, words)| (None, format!("{count} {words}"))));
-    lines.push((None, "full colour: used within an hour; pale: not within a day".to_owned()));
-    lines
+fn opacity(cell: &Sum, now_seconds: u64) -> String {
+    let tenths = tenths(Age::of(cell.used_seconds, now_seconds));
+    (f32::from(tenths) / 10.0).to_string()
 }
 
 #[cfg(test)]

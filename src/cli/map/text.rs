@@ -5,10 +5,10 @@ use std::fmt::Write;
 use super::gather::{Content, Subject};
 use super::grid::{Face, Grid, Sum};
 use super::page::Place;
-use crate::cli::output::bytes;
+use crate::cli::output::{bytes, counted};
 use crate::cli::style::{Paint, Style};
 
-const LABEL_CHARS: usize = 14;
+pub(super) const LABEL_CHARS: usize = 14;
 const HOUR_SECONDS: u64 = 3600;
 const DAY_SECONDS: u64 = 86_400;
 
@@ -61,7 +61,7 @@ pub(super) fn extent(subject: &Subject, grid: &Grid) -> String {
 }
 
 /// A label that leaves room for the cells: its beginning and its end tell most.
-fn shortened(label: &str) -> String {
+pub(super) fn shortened(label: &str) -> String {
     let count = label.chars().count();
     if count <= LABEL_CHARS {
         return label.to_owned();
@@ -128,19 +128,22 @@ fn add_legend(totals: &Sum, style: Style, text: &mut String) {
         if count > 0 {
             let letter = style.paint_with(&colour(place).to_string(), &place.letter().to_string());
             let (words, size) = (place.in_words(), bytes(totals.bytes[place as usize]));
-            let _ = writeln!(text, "{letter} {words:<20} {count:>9} pages  {size}");
+            let pages = if count == 1 { "page" } else { "pages" };
+            let _ = writeln!(text, "{letter} {words:<20} {count:>9} {pages:<5}  {size}");
         }
     }
     if totals.absent > 0 {
-        let _ = writeln!(text, ". {:<20} {:>9} pages", "absent", totals.absent);
+        let pages = if totals.absent == 1 { "page" } else { "pages" };
+        let _ = writeln!(text, ". {:<20} {:>9} {pages}", "absent", totals.absent);
     }
     if totals.pinned > 0 {
-        let _ = writeln!(text, "capital: {} pages are pinned", totals.pinned);
+        let pages = counted(totals.pinned, "page is", "pages are");
+        let _ = writeln!(text, "capital: {pages} pinned");
     }
     if totals.shared > 0 {
         let underlined = if style.is_coloured { "underlined: " } else { "" };
-        let _ =
-            writeln!(text, "{underlined}{} pages are shared with other sequences", totals.shared);
+        let pages = counted(totals.shared, "page is", "pages are");
+        let _ = writeln!(text, "{underlined}{pages} shared with other sequences");
     }
     if style.is_coloured {
         text.push_str("bright: used within an hour, dark: not within a day\n");
@@ -169,7 +172,7 @@ mod tests {
             000            Md.r\n001            Md..\n\
             m memory                       2 pages  2.0 KiB\n\
             d disk                         2 pages  2.0 KiB\n\
-            r only in the remote           1 pages  1.0 KiB\n\
+            r only in the remote           1 page   1.0 KiB\n\
             . absent                       3 pages\n\
             capital: 2 pages are pinned\n2 pages are shared with other sequences\n";
         assert_eq!(drawn(Style { is_coloured: false }), expected);

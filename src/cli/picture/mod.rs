@@ -1,14 +1,21 @@
 //! Pictures for people: a few colours, rectangles and words, written as PNG.
 //!
-//! The map of a sequence is drawn as SVG, where a reader's program knows fonts. What has a value for each pixel
-//! would be a hundred times larger so.
+//! The map of a sequence can be drawn as SVG as well, where a reader's program knows fonts. What has a value for each
+//! pixel would be a hundred times larger so.
 
 mod font;
+mod palette;
 mod png;
+
+use std::marker::PhantomData;
 
 use font::{GLYPH_HEIGHT, GLYPH_WIDTH, glyph};
 
+pub(super) use palette::Palette;
 pub(super) use png::write;
+
+#[cfg(test)]
+pub(super) use png::tests::decoded;
 
 /// Pixels of the picture for one of a glyph.
 const TEXT_SCALE: usize = 2;
@@ -19,7 +26,7 @@ pub(super) const LINE_HEIGHT: usize = (GLYPH_HEIGHT + 1) * TEXT_SCALE;
 /// The last step from dark to bright.
 pub(super) const BRIGHTEST: u8 = 239;
 
-/// What a pixel looks like.
+/// What a pixel of a picture of values looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Colour {
     /// A step from dark (0) to [`BRIGHTEST`].
@@ -37,6 +44,22 @@ impl Colour {
     const OTHERS: [Colour; 5] =
         [Colour::Paper, Colour::Ink, Colour::Alarm, Colour::Mark, Colour::Bar];
 
+    fn red_green_blue(self) -> [u8; 3] {
+        match self {
+            Colour::Step(step) => of_step(step.min(BRIGHTEST)),
+            Colour::Paper => [255, 255, 255],
+            Colour::Ink => [0, 0, 0],
+            Colour::Alarm => [0, 229, 255],
+            Colour::Mark => [214, 39, 40],
+            Colour::Bar => [31, 119, 180],
+        }
+    }
+}
+
+impl Palette for Colour {
+    const PAPER: Colour = Colour::Paper;
+    const INK: Colour = Colour::Ink;
+
     fn index(self) -> u8 {
         match self {
             Colour::Step(step) => step.min(BRIGHTEST),
@@ -48,15 +71,9 @@ impl Colour {
         }
     }
 
-    fn red_green_blue(self) -> [u8; 3] {
-        match self {
-            Colour::Step(step) => of_step(step.min(BRIGHTEST)),
-            Colour::Paper => [255, 255, 255],
-            Colour::Ink => [0, 0, 0],
-            Colour::Alarm => [0, 229, 255],
-            Colour::Mark => [214, 39, 40],
-            Colour::Bar => [31, 119, 180],
-        }
+    fn colours() -> Vec<[u8; 3]> {
+        let steps = (0..=BRIGHTEST).map(Colour::Step);
+        steps.chain(Colour::OTHERS).map(Colour::red_green_blue).collect()
     }
 }
 
@@ -78,21 +95,23 @@ fn of_step(step: u8) -> [u8; 3] {
 
 /// A picture that is being drawn.
 #[derive(Debug)]
-pub(super) struct Canvas {
+pub(super) struct Canvas<C = Colour> {
     width: usize,
     height: usize,
     /// Colours by their index, row by row.
     pixels: Vec<u8>,
+    colours: PhantomData<C>,
 }
 
-impl Canvas {
-    pub(super) fn new(width: usize, height: usize) -> Canvas {
-        Canvas { width, height, pixels: vec![Colour::Paper.index(); width * height] }
+impl<C: Palette> Canvas<C> {
+    pub(super) fn new(width: usize, height: usize) -> Canvas<C> {
+        let pixels = vec![C::PAPER.index(); width * height];
+        Canvas { width, height, pixels, colours: PhantomData }
     }
 
     /// A rectangle, as much of it as the picture has.
     pub(super) fn fill(
-        &mut self, (x, y): (usize, usize), (width, height): (usize, usize), colour: Colour,
+        &mut self, (x, y): (usize, usize), (width, height): (usize, usize), colour: C,
     ) {
         let columns = x.min(self.width)..(x + width).min(self.width);
         for row in y.min(self.height)..(y + height).min(self.height) {
@@ -108,14 +127,14 @@ impl Canvas {
                 for row in (0..GLYPH_HEIGHT).filter(|row| bits >> row & 1 == 1) {
                     let at =
                         (x + number * LETTER_WIDTH + column * TEXT_SCALE, y + row * TEXT_SCALE);
-                    self.fill(at, (TEXT_SCALE, TEXT_SCALE), Colour::Ink);
+                    self.fill(at, (TEXT_SCALE, TEXT_SCALE), C::INK);
                 }
             }
         }
     }
 
     #[cfg(test)]
-    pub(super) fn count(&self, colour: Colour) -> usize {
+    pub(super) fn count(&self, colour: C) -> usize {
         self.pixels.iter().map(|pixel| usize::from(*pixel == colour.index())).sum()
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use flate2::write::ZlibEncoder;
 use flate2::{Compression, Crc};
 
-use super::{BRIGHTEST, Canvas, Colour};
+use super::{Canvas, Palette};
 
 const SIGNATURE: [u8; 8] = *b"\x89PNG\r\n\x1a\n";
 /// Bits of a pixel, pixels are indices of a palette, and the only compression, filters and order but one.
@@ -14,7 +14,7 @@ const KIND: [u8; 5] = [8, 3, 0, 0, 0];
 const NO_FILTER: u8 = 0;
 
 /// Writes the picture.
-pub(in crate::cli) fn write(canvas: &Canvas, mut out: impl Write) -> io::Result<()> {
+pub(in crate::cli) fn write<C: Palette>(canvas: &Canvas<C>, mut out: impl Write) -> io::Result<()> {
     out.write_all(&SIGNATURE)?;
     let mut header = Vec::new();
     for side in [canvas.width, canvas.height] {
@@ -23,9 +23,7 @@ pub(in crate::cli) fn write(canvas: &Canvas, mut out: impl Write) -> io::Result<
     }
     header.extend(KIND);
     chunk(&mut out, *b"IHDR", &header)?;
-    let steps = (0..=BRIGHTEST).map(Colour::Step);
-    let palette: Vec<u8> = steps.chain(Colour::OTHERS).flat_map(Colour::red_green_blue).collect();
-    chunk(&mut out, *b"PLTE", &palette)?;
+    chunk(&mut out, *b"PLTE", C::colours().as_flattened())?;
     let mut compressed = ZlibEncoder::new(Vec::new(), Compression::default());
     for row in canvas.pixels.chunks_exact(canvas.width) {
         compressed.write_all(&[NO_FILTER])?;
@@ -47,9 +45,24 @@ fn chunk(out: &mut impl Write, name: [u8; 4], bytes: &[u8]) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::cli) mod tests {
+    use super::super::Colour;
     use super::*;
     use std::io::Read;
+
+    /// Width and pixels of such a file, row by row.
+    pub(in crate::cli) fn decoded(file: &[u8]) -> (usize, Vec<[u8; 3]>) {
+        let found = chunks(file);
+        let side = |at: usize| u32::from_be_bytes(found[0].1[at..at + 4].try_into().unwrap());
+        let width = side(0) as usize;
+        let mut rows = Vec::new();
+        flate2::read::ZlibDecoder::new(&found[2].1[..]).read_to_end(&mut rows).unwrap();
+        let rows: Vec<&[u8]> = rows.chunks(width + 1).collect();
+        assert_eq!(rows.len(), side(4) as usize);
+        let colours = found[1].1.as_chunks::<3>().0;
+        let pixels = rows.into_iter().flat_map(|row| &row[1..]);
+        (width, pixels.map(|index| colours[usize::from(*index)]).collect())
+    }
 
     /// The chunks of a file by name, each of which must have its checksum.
     fn chunks(mut file: &[u8]) -> Vec<(String, Vec<u8>)> {
