@@ -26,7 +26,7 @@ use super::quota::QuotaArguments;
 use super::remote::RemoteCommand;
 use super::scrub::ScrubArguments;
 use super::seq::SeqArguments;
-use super::slots::SlotsCommand;
+use super::slots::{SLOTS_EXAMPLE, SlotsCommand};
 use super::status::StatusArguments;
 use super::take_over::TakeOverArguments;
 use super::top::{SampleArguments, TopArguments};
@@ -34,9 +34,13 @@ use super::upgrade::UpgradeArguments;
 use super::what_if::WhatIfArguments;
 use crate::tier::remote::StoreId;
 
+/// Longer lines are hard to read, however wide the terminal is.
+const HELP_COLUMNS_MAX: usize = 100;
+
 /// A filesystem whose files are the KV cache of language models.
 #[derive(Debug, Parser)]
-#[command(name = "kvfs", version, arg_required_else_help = true)]
+#[command(name = "kvfs", version, arg_required_else_help = true, max_term_width = HELP_COLUMNS_MAX)]
+#[command(after_help = "Example: kvfs mount /var/lib/kvfs /mnt/kv")]
 pub(crate) struct Arguments {
     /// What to do.
     #[command(subcommand)]
@@ -47,6 +51,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Show on a temporary mount what kvfs is good for; it takes seconds and leaves nothing behind
+    #[command(after_help = "Example: kvfs demo")]
     Demo,
     /// Mount a store, which is made if the directory is missing or empty
     Mount(Box<MountArguments>),
@@ -68,7 +73,7 @@ pub(crate) enum Command {
     /// Say what memory or the disk would have found with another budget, from the uses that a mount has seen
     WhatIf(WhatIfArguments),
     /// Show the settings of a mount and change them, check a configuration file, print one
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: kvfs config show --origin /mnt/kv")]
     Config(ConfigCommand),
     /// Make everything in a mount durable
     Sync(SyncArguments),
@@ -87,26 +92,29 @@ pub(crate) enum Command {
     /// Say which sequence of a model has the longest beginning of a prompt
     Match(MatchArguments),
     /// Tell where a page lies in a file that an engine lays out itself, or ask for it
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: kvfs block show /mnt/kv/models/llama $HASH.000")]
     Block(BlockCommand),
     /// Make a sequence of a file: a slot of llama.cpp, or tensors of Hugging Face's shape
     Import(ImportArguments),
     /// Make such a file of a sequence
     Export(ExportArguments),
     /// Keep conversations of a running llama.cpp server as sequences, and bring them back
-    #[command(subcommand)]
+    #[command(subcommand, after_help = SLOTS_EXAMPLE)]
     Slots(SlotsCommand),
     /// Remove, copy, move or save tokens of a sequence, as llama.cpp does with its cache
     Seq(SeqArguments),
     /// Change what a model is
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example: kvfs model bump --dry-run /mnt/kv/models/llama 2026-11"
+    )]
     Model(ModelCommand),
     /// Limit what a directory may hold, and for how long
     Quota(QuotaArguments),
     /// Delete what nobody refers to from the remote and from the store
     Gc(GcArguments),
     /// Look into a remote, or make a key that seals one
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: kvfs remote ls s3://bucket/kv")]
     Remote(RemoteCommand),
     /// Compare everything that a mount stores with its checksums, and mend what can be mended
     Scrub(ScrubArguments),
@@ -121,6 +129,7 @@ pub(crate) enum Command {
     /// Write a man page for each command
     Man(ManArguments),
     /// Print the version
+    #[command(after_help = "Example: kvfs version")]
     Version,
     /// Ask a mount something that may hang (used by the other commands)
     #[command(hide = true)]
@@ -135,6 +144,7 @@ pub(crate) enum Command {
 
 /// `kvfs umount`.
 #[derive(Debug, Default, Args)]
+#[command(after_help = "Example: kvfs umount /mnt/kv")]
 pub(crate) struct UmountArguments {
     /// Detach now, even if programs still use the mount; it is served until they end
     #[arg(long, short = 'l')]
@@ -142,12 +152,16 @@ pub(crate) struct UmountArguments {
     /// Cut off programs that use the mount and a daemon that does not answer
     #[arg(long, short = 'f')]
     pub force: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     /// Where the cache is mounted
     pub mountpoint: PathBuf,
 }
 
 /// `kvfs sync`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs sync --remote --timeout 15m /mnt/kv")]
 pub(crate) struct SyncArguments {
     /// Wait until the remote has, verified and named, everything that is at rest and may leave the disk
     #[arg(long)]
@@ -155,27 +169,55 @@ pub(crate) struct SyncArguments {
     /// How long to wait for the remote, such as 15m: then say what it lacks, and exit with 1
     #[arg(long, value_name = "DURATION", requires = "remote")]
     pub timeout: Option<Seconds>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     /// Where the cache is mounted
     pub mountpoint: PathBuf,
 }
 
-/// `kvfs promote`.
+/// What `kvfs promote` and `kvfs evict` have in common.
 #[derive(Debug, Args)]
-pub(crate) struct PromoteArguments {
+pub(crate) struct MovementArguments {
+    /// Only say which files and bytes would move, from where to where, and how long that takes
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     /// Files, or directories with all that is below them
     #[arg(required = true)]
     pub paths: Vec<PathBuf>,
 }
 
+const PROMOTE_HELP: &str = "\
+--dry-run asks for nothing. Whether memory has room is found out by asking: what finds none there comes to the disk.
+
+Example: kvfs promote --dry-run /mnt/kv/models/llama/sequences/chat-42";
+
+/// `kvfs promote`.
+#[derive(Debug, Args)]
+#[command(after_help = PROMOTE_HELP)]
+pub(crate) struct PromoteArguments {
+    #[command(flatten)]
+    pub movement: MovementArguments,
+}
+
+const EVICT_HELP: &str = "\
+--dry-run asks for nothing. Whether a file is in use, and stays, is found out by asking. What the remote has already is not \
+sent again, so it may take less time than is said.
+
+Example: kvfs evict --to remote /mnt/kv/models/llama/sequences/chat-42";
+
 /// `kvfs evict`.
 #[derive(Debug, Args)]
+#[command(after_help = EVICT_HELP)]
 pub(crate) struct EvictArguments {
     /// Where to [default: remote, or ssd in a mount without a remote]
     #[arg(long, value_enum)]
     pub to: Option<EvictTo>,
-    /// Files, or directories with all that is below them
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
+    #[command(flatten)]
+    pub movement: MovementArguments,
 }
 
 /// Where files leave for.
@@ -188,9 +230,10 @@ pub(crate) enum EvictTo {
 }
 
 const INSPECT_HELP: &str = "\
-Nothing is fetched or decoded. A picture of --heat has a field for each head: rows are tokens, columns channels, the
-brighter the larger the value without its sign; red marks above it are outlier channels, whose mean is more than six
-times the median of the head's channels; bars beside it are the norms of the tokens. The errors are those of a lossy
+Nothing is fetched or decoded. Of a directory in a mount the files and bytes of each tier are told, as kvfs map names them; \
+shared are those that another name has too, and each name counts. A picture of --heat has a field for each head: rows are tokens, columns channels, the \
+brighter the larger the value without its sign; red marks above it are outlier channels, whose mean is more than six \
+times the median of the head's channels; bars beside it are the norms of the tokens. The errors are those of a lossy \
 cold copy: the norm of what it changes, in parts of the norm of what is there.
 
 Example: kvfs inspect --heat page.png /mnt/kv/models/llama/sequences/chat-42/003/0001024.safetensors";
@@ -210,6 +253,7 @@ pub(crate) struct InspectArguments {
 
 /// `kvfs match`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs match --tokens prompt.u32 /mnt/kv/models/llama")]
 pub(crate) struct MatchArguments {
     /// The prompt's token ids, u32 little endian as in a file `tokens`; - reads standard input
     #[arg(long, value_name = "FILE")]
@@ -225,6 +269,9 @@ pub(crate) struct MatchArguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BlockCommand {
     /// Register a block: FILE says where its buffers are, in JSON
+    #[command(
+        after_help = "Example: kvfs block register /mnt/kv/models/llama $HASH.000 block.json"
+    )]
     Register {
         /// Which block
         #[command(flatten)]
@@ -234,12 +281,14 @@ pub(crate) enum BlockCommand {
         map: PathBuf,
     },
     /// Print where a block is
+    #[command(after_help = "Example: kvfs block show /mnt/kv/models/llama $HASH.000")]
     Show {
         /// Which block
         #[command(flatten)]
         name: BlockName,
     },
     /// Withdraw a block
+    #[command(after_help = "Example: kvfs block unregister /mnt/kv/models/llama $HASH.000")]
     Unregister {
         /// Which block
         #[command(flatten)]
@@ -258,6 +307,7 @@ pub(crate) struct BlockName {
 
 /// `kvfs import`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs import chat.bin /mnt/kv/models/llama/sequences/chat-42")]
 pub(crate) struct ImportArguments {
     /// What llama.cpp saved of one sequence (a slot, or a session with nothing else in it), or a
     /// safetensors file with K and V of each layer, [batch, heads, tokens, elements], named like
@@ -276,16 +326,22 @@ pub(crate) struct ImportArguments {
     /// Which sequence of a batch in a safetensors file, from 0
     #[arg(long, value_name = "N")]
     pub row: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 impl ImportArguments {
     pub(crate) fn of_slot(file: PathBuf, sequence: PathBuf) -> Self {
-        Self { file, sequence, tokens: None, num_tokens: None, row: None }
+        Self { file, sequence, tokens: None, num_tokens: None, row: None, json: false }
     }
 }
 
 /// `kvfs export`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Example: kvfs export /mnt/kv/models/llama/sequences/chat-42 chat.safetensors"
+)]
 pub(crate) struct ExportArguments {
     /// MOUNTPOINT/models/NAME/sequences/SEQUENCE
     pub sequence: PathBuf,
@@ -302,6 +358,9 @@ pub(crate) struct ExportArguments {
     /// this architecture
     #[arg(long, value_name = "ARCHITECTURE", conflicts_with = "slot_version")]
     session: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 impl ExportArguments {
@@ -326,12 +385,16 @@ fn slot_version(text: &str) -> Result<Version, String> {
 
 /// `kvfs gc`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs gc --dry-run /mnt/kv")]
 pub(crate) struct GcArguments {
     #[command(flatten)]
     pub consent: Consent,
     /// A store that is gone for good, and whose names were removed from the remote: what only they named is deleted
     #[arg(long, value_name = "ID", value_parser = store_id)]
     pub forget_store: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     /// Where the cache is mounted
     pub mountpoint: PathBuf,
 }

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use kvfs_os::mountinfo;
+use serde_json::json;
 
 use super::config::{self, Place};
-use super::output::{EXIT_FAILED, Failure, Outcome, Report};
+use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask};
 use super::settings::{self, Found, Layer, Origin, Sources};
 use crate::page::printable;
@@ -26,6 +27,7 @@ pub(crate) enum ConfigCommand {
     /// Say everything that is wrong in a configuration file
     Check(CheckArguments),
     /// Print a configuration file with all settings at their defaults, commented out
+    #[command(after_help = "Example: kvfs config init > /etc/kvfs.toml")]
     Init,
     /// Change settings of a mount while it is used, all of them or none
     Set(SetArguments),
@@ -33,6 +35,7 @@ pub(crate) enum ConfigCommand {
 
 /// `kvfs config show`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs config show --origin /mnt/kv")]
 pub(crate) struct ShowArguments {
     /// Say where each value comes from
     #[arg(long)]
@@ -46,24 +49,33 @@ pub(crate) struct ShowArguments {
 
 /// `kvfs config check`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs config check /etc/kvfs.toml")]
 pub(crate) struct CheckArguments {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
     /// The file
     file: PathBuf,
 }
 
 const SET_HELP: &str = "\
-Only root and the user of the daemon may. A smaller budget holds at once for what is new; what is there too
-much leaves in the background. What is set lasts until the mount ends: write it into the configuration file
-to keep it. mount -o remount,KEY=VALUE MOUNTPOINT does the same.";
+Only root and the user of the daemon may. A smaller budget holds at once for what is new; what is there too \
+much leaves in the background. What is set lasts until the mount ends: write it into the configuration file \
+to keep it. mount -o remount,KEY=VALUE MOUNTPOINT does the same.
+
+Example: kvfs config set ram=32G ssd=500G /mnt/kv";
 
 const SETTINGS_HELP: &str = "\
-ram=SIZE, pack=SIZE, ssd=SIZE|none, ssd_writes=SIZE/day|none, cold=none|zstd|zstd:LEVEL, remote_bandwidth=SIZE|none,
+ram=SIZE, pack=SIZE, ssd=SIZE|none, ssd_writes=SIZE/day|none, cold=none|zstd|zstd:LEVEL, remote_bandwidth=SIZE|none, \
 verify=first|always|never, on_corrupt=eio|miss, log_level=LEVEL";
 
 /// `kvfs config set`.
 #[derive(Debug, Args)]
 #[command(after_help = SET_HELP)]
 pub(crate) struct SetArguments {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
     /// What to change.
     #[arg(required = true, value_name = "KEY=VALUE", help = SETTINGS_HELP)]
     settings: Vec<String>,
@@ -75,14 +87,19 @@ pub(crate) struct SetArguments {
 pub(crate) fn run(command: &ConfigCommand) -> Outcome {
     match command {
         ConfigCommand::Show(arguments) => show(arguments),
-        ConfigCommand::Check(arguments) => check(&arguments.file),
+        ConfigCommand::Check(arguments) => check(&arguments.file, arguments.json),
         ConfigCommand::Init => Ok(Report::text(settings::template())),
         ConfigCommand::Set(arguments) => {
             if let Some(word) = arguments.settings.iter().find(|word| !word.contains('=')) {
                 return Err(Failure::Usage(format!("{word:?} is no setting: write KEY=VALUE")));
             }
             set(&arguments.mountpoint, &arguments.settings)?;
-            Ok(Report::default())
+            let changed = arguments.settings.iter().filter_map(|word| word.split_once('='));
+            let changed: serde_json::Map<String, serde_json::Value> =
+                changed.map(|(name, value)| (name.to_owned(), value.into())).collect();
+            let place = arguments.mountpoint.display().to_string();
+            let value = json!({ "mountpoint": place, "set": changed });
+            Ok(Report::answer(arguments.json, &value, String::new()))
         }
     }
 }
@@ -184,7 +201,7 @@ fn show(arguments: &ShowArguments) -> Outcome {
 }
 
 /// Says everything that is wrong in a file.
-fn check(path: &Path) -> Outcome {
+fn check(path: &Path, is_json: bool) -> Outcome {
     let place = path.display();
     let text = settings::text_of(path)
         .map_err(|error| Failure::Failed(format!("config {place}: {error}")))?;
@@ -197,8 +214,10 @@ fn check(path: &Path) -> Outcome {
     let told = errors
         .iter()
         .map(|(line, error)| printable(format!("{place} line {line}: {error}").chars()) + "\n");
-    let exit = if errors.is_empty() { 0 } else { EXIT_FAILED };
-    Ok(Report::ending(told.collect(), exit))
+    let wrong = errors.iter().map(|(line, what)| json!({ "line": line, "what": what }));
+    let value = json!({ "file": place.to_string(), "errors": wrong.collect::<Vec<_>>() });
+    let exit = if errors.is_empty() { EXIT_OK } else { EXIT_FAILED };
+    Ok(Report { exit, ..Report::answer(is_json, &value, told.collect()) })
 }
 
 /// What is wrong with values that are written correctly: of each setting the first thing.
@@ -245,7 +264,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let check_text = |text: &str| {
             std::fs::write(file.path(), text).unwrap();
-            let report = check(file.path()).unwrap();
+            let report = check(file.path(), false).unwrap();
             let prefix = format!("{} line ", file.path().display());
             let lines = report.text.lines().map(|line| line.replace(&prefix, ""));
             (report.exit, lines.collect::<Vec<_>>())
@@ -265,6 +284,10 @@ mod tests {
             "6: remote_key key must be an absolute path",
             "7: option",
         ];
+        let report = check(file.path(), true).unwrap();
+        let told: serde_json::Value = serde_json::from_str(&report.text).unwrap();
+        assert_eq!((report.exit, &told["errors"][1]["line"]), (EXIT_FAILED, &json!(2)));
+        assert_eq!(told["errors"].as_array().unwrap().len(), expected.len(), "{told}");
         assert_eq!(lines.len(), expected.len(), "{lines:#?}");
         for (line, expected) in lines.iter().zip(expected) {
             assert!(line.starts_with(expected), "{line}");

@@ -22,6 +22,7 @@ const MANIFEST_STAGING: &str = "manifest.json.tmp";
 
 /// `kvfs create`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs create /mnt/kv/models/qwen --from qwen3-8b.gguf")]
 pub(crate) struct CreateArguments {
     /// MOUNTPOINT/models/NAME
     pub path: PathBuf,

@@ -7,11 +7,13 @@ use clap::Args;
 use serde_json::json;
 
 use super::output::{EXIT_FSCK_ERRORS, EXIT_OK, Failure, Outcome, Report, bytes};
+use super::progress::{self, Scale};
 use crate::store::fsck::{self, FsckOptions, Rebuilt};
 use crate::store::{Store, StoreError};
 
 /// `kvfs fsck`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs fsck --repair /var/lib/kvfs")]
 pub(crate) struct FsckArguments {
     /// Repair what can be repaired, move the rest to quarantine
     #[arg(long)]
@@ -49,7 +51,7 @@ pub(crate) fn run(arguments: &FsckArguments) -> Outcome {
         error => Failure::failed(error),
     })?;
     let options = FsckOptions { repair: arguments.repair, subset: arguments.read_data_subset };
-    let bar = super::progress::bar("checking");
+    let bar = progress::bar("checking", Scale::Bytes(0));
     let progress = |done, total| {
         bar.set_length(total);
         bar.set_position(done);

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kvfs_os::mountinfo;
+use serde_json::{Value, json};
 
 use super::arguments::GcArguments;
 use super::output::{Failure, Outcome, Report, bytes};
@@ -39,13 +40,38 @@ pub(crate) fn run(arguments: &GcArguments) -> Outcome {
             None => Ok(found),
         }
     };
+    let report = |found: &str, dry_run| {
+        Report::answer(arguments.json, &to_json(found, dry_run), describe(found, dry_run))
+    };
     if !arguments.consent.yes {
-        let text = describe(&collect("dry-run")?, true);
-        if !arguments.consent.is_given(text.trim_end())? {
-            return Ok(Report::text(text));
+        let found = collect("dry-run")?;
+        if !arguments.consent.is_given(describe(&found, true).trim_end())? {
+            return Ok(report(&found, true));
         }
     }
-    Ok(Report::text(describe(&collect("collect")?, false)))
+    Ok(report(&collect("collect")?, false))
+}
+
+fn to_json(found: &str, dry_run: bool) -> Value {
+    let number = |key| status_value(found, key).and_then(|text| text.parse::<u64>().ok());
+    let count = |key| number(key).unwrap_or(0);
+    let remote = number("stores").map(|stores| {
+        json!({
+            "stores": stores,
+            "referenced_objects": number("referenced"),
+            "young_objects": count("young"),
+            "deleted_objects": count("deleted"),
+            "deleted_bytes": count("deleted_bytes"),
+            "removed_uploads": count("swept"),
+            "complete": count("unfinished") == 0,
+        })
+    });
+    json!({
+        "dry_run": dry_run,
+        "remote": remote,
+        "store_deleted_objects": count("store_deleted"),
+        "packs_freed_bytes": count("packs_freed_bytes"),
+    })
 }
 
 fn wait(mountpoint: &Path) -> std::io::Result<String> {
@@ -101,6 +127,14 @@ mod tests {
                         remote: the time was over before everything was deleted: run it again\n\
                         store: 0 objects would be deleted\n";
         assert_eq!(describe(found, true), expected);
+        let value = to_json(found, true);
+        let remote = json!({
+            "stores": 2, "referenced_objects": 9, "young_objects": 1, "deleted_objects": 3,
+            "deleted_bytes": 2048, "removed_uploads": 0, "complete": false,
+        });
+        assert_eq!((&value["dry_run"], &value["remote"]), (&json!(true), &remote));
+        assert_eq!(to_json("store_deleted: 4\n", false)["remote"], Value::Null);
+        assert_eq!(to_json("store_deleted: 4\n", false)["store_deleted_objects"], 4);
         assert_eq!(describe("store_deleted: 4\n", false), "store: 4 objects deleted\n");
         let freed = "store_deleted: 0\npacks_freed_bytes: 2048\n";
         let expected = "store: 0 objects deleted\npacks: 2.0 KiB held for nothing, given back\n";

@@ -62,7 +62,7 @@ fn mount_call(call: &Call) -> Result<(), Failure> {
     if call.has('f') {
         return preflight::check_paths(&config).map(|_| ());
     }
-    mount::run(&config).map(|_| ())
+    mount::run(&config, false).map(|_| ())
 }
 
 /// What follows `-o`.
@@ -98,6 +98,7 @@ fn umount_call(call: &Call) -> Result<(), Failure> {
         return Err(Failure::Usage("usage: umount.fuse.kvfs MOUNTPOINT [-l] [-f]".to_owned()));
     };
     let arguments = UmountArguments {
+        json: false,
         lazy: call.has('l'),
         force: call.has('f'),
         mountpoint: mountpoint.clone(),

@@ -13,11 +13,13 @@ use crate::sys;
 const HINT: &CStr = c"user.kvfs.hint";
 
 const HINT_HELP: &str = "\
-finished: nobody will go on with it. What only this path has leaves memory, and for the remote the disk, before everything
-else, until somebody opens it. Nothing is deleted. waiting takes that back, as an open does; more is not needed, since what nobody
+finished: nobody will go on with it. What only this path has leaves memory, and for the remote the disk, before everything \
+else, until somebody opens it. Nothing is deleted. waiting takes that back, as an open does; more is not needed, since what nobody \
 calls finished is kept by its uses anyway.
 
-A hint holds for the files that are there when it is given, in no other mount, and not behind the end of this one.";
+A hint holds for the files that are there when it is given, in no other mount, and not behind the end of this one.
+
+Example: kvfs hint /mnt/kv/models/llama/sequences/chat-42 finished";
 
 /// `kvfs hint`.
 #[derive(Debug, Args)]

@@ -11,6 +11,7 @@ use super::output::{Failure, Outcome, Report};
 
 /// `kvfs completions`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs completions bash > /etc/bash_completion.d/kvfs")]
 pub(crate) struct CompletionsArguments {
     /// Which shell reads it
     pub shell: Shell,
@@ -18,6 +19,7 @@ pub(crate) struct CompletionsArguments {
 
 /// `kvfs man`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs man /usr/local/share/man/man1")]
 pub(crate) struct ManArguments {
     /// Where to: kvfs.1, kvfs-mount.1 and so on; it is made if it is missing
     pub directory: PathBuf,

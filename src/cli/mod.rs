@@ -121,7 +121,10 @@ fn parse(arguments: &[OsString]) -> Result<(Arguments, ArgMatches), clap::Error>
 fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Demo => demo::run(),
-        Command::Mount(arguments) => mount::run(&arguments.config()?),
+        Command::Mount(arguments) => {
+            let is_json = arguments.json;
+            mount::run(&arguments.config()?, is_json)
+        }
         Command::Umount(arguments) => umount::run(&arguments),
         Command::Create(arguments) => create::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),

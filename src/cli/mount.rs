@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use serde_json::json;
 
 use super::browser::Browser;
 use super::config::MountConfig;
@@ -22,8 +23,8 @@ use super::{limits, logging, metrics, preflight, service};
 use crate::fs::takeover::{Handover, Launch};
 use crate::fuse;
 
-/// Mounts as configured.
-pub(crate) fn run(config: &MountConfig) -> Outcome {
+/// Mounts as configured. What a daemon serves is told in JSON if that is wanted, and else not at all.
+pub(crate) fn run(config: &MountConfig, is_json: bool) -> Outcome {
     let mut config = preflight::check(config)?;
     metrics::check(&config.options)?;
     let log_file = match &config.log_file {
@@ -35,7 +36,7 @@ pub(crate) fn run(config: &MountConfig) -> Outcome {
     equip(&mut config, log_file.clone());
     config.options.launch = Some(Arc::new(launch(&config)));
     match log_file {
-        Some(path) if !config.foreground => start(&config, &path),
+        Some(path) if !config.foreground => start(&config, &path, is_json),
         log_file => stay(&config, log_file),
     }
 }
@@ -103,12 +104,20 @@ fn stay(config: &MountConfig, log_file: Option<PathBuf>) -> Outcome {
     Ok(Report::default())
 }
 
-fn start(config: &MountConfig, path: &Path) -> Outcome {
+fn start(config: &MountConfig, path: &Path, is_json: bool) -> Outcome {
     let log = logging::open(path).map_err(Failure::Failed)?;
     match daemon::split().map_err(|error| Failure::failed(format!("fork: {error}")))? {
         Side::Parent(child) => {
+            let pid = child.pid.as_raw();
             confirm(child, config, path).map_err(Failure::Failed)?;
-            Ok(Report::default())
+            let named = |path: &Path| path.display().to_string();
+            let value = json!({
+                "store": named(&config.options.store),
+                "mountpoint": named(&config.options.mountpoint),
+                "pid": pid,
+                "log": named(path),
+            });
+            Ok(Report::answer(is_json, &value, String::new()))
         }
         Side::Daemon(reporter) => {
             let outcome = daemon::detach(log, &reporter);

@@ -10,9 +10,9 @@ use super::output::Failure;
 use super::settings::{Layer, Value, find, unknown};
 
 const MOUNT_HELP: &str = "\
-Without --foreground the command returns 0 once the mount answers, and a daemon serves it. The
-daemon ends when it is unmounted or gets SIGTERM, SIGINT (or, in the foreground without a log file,
-SIGHUP): it unmounts, waits up to 10 seconds for programs that use the mount, then makes everything
+Without --foreground the command returns 0 once the mount answers, and a daemon serves it. The \
+daemon ends when it is unmounted or gets SIGTERM, SIGINT (or, in the foreground without a log file, \
+SIGHUP): it unmounts, waits up to 10 seconds for programs that use the mount, then makes everything \
 durable. A second signal ends the waiting.
 
 Settings come from, in this order: arguments, -o, variables, the file named by --config.
@@ -45,20 +45,22 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
                        nonempty            KVFS_NONEMPTY          no
   --config             config (only -o)    KVFS_CONFIG            none
 
-Switches are yes or no, times seconds or a number with ms, s, m, h, d or w. -o also takes noexec,
-noatime and their opposites (as a TOML list: options, as a variable: KVFS_OPTIONS), and ignores what
-is meant for mount(8) and systemd (x-*, _netdev, nofail, noauto, user, defaults) or always the case
-(nosuid, nodev).
+Switches are yes or no, times seconds or a number with ms, s, m, h, d or w. -o also takes noexec, \
+noatime and their opposites (as a TOML list: options, as a variable: KVFS_OPTIONS), and ignores what \
+is meant for mount(8) and systemd (x-*, _netdev, nofail, noauto, user, defaults) or always the case \
+(nosuid, nodev). \
 Anything else is an error. A comma in a value is written \\, or \\054, or the value in double quotes.
 
-What can change while the mount is used (kvfs config set, mount -o remount): ram, pack, ssd, ssd_writes,
+What can change while the mount is used (kvfs config set, mount -o remount): ram, pack, ssd, ssd_writes, \
 cold, remote_bandwidth, verify, on_corrupt, log_level.
 
-The daemon appends to its log: --log, otherwise /var/log/kvfs/NAME-HASH.log (of the store's path) for
-root and $XDG_STATE_HOME/kvfs/NAME-HASH.log (~/.local/state) for others. It does not rotate the log
-and does not keep more than it is told to (log_level); upon SIGHUP it opens the file anew. In the
-foreground the log goes to standard error unless --log names a file: as the journal wants it, if that is
-the journal ($JOURNAL_STREAM). A manager at $NOTIFY_SOCKET (systemd, Type=notify) hears when the mount answers.";
+The daemon appends to its log: --log, otherwise /var/log/kvfs/NAME-HASH.log (of the store's path) for \
+root and $XDG_STATE_HOME/kvfs/NAME-HASH.log (~/.local/state) for others. It does not rotate the log \
+and does not keep more than it is told to (log_level); upon SIGHUP it opens the file anew. In the \
+foreground the log goes to standard error unless --log names a file: as the journal wants it, if that is \
+the journal ($JOURNAL_STREAM). A manager at $NOTIFY_SOCKET (systemd, Type=notify) hears when the mount answers.
+
+Example: kvfs mount --ram 16G --ssd 200G --remote /nas/kv /var/lib/kvfs /mnt/kv";
 
 /// `kvfs mount`.
 #[derive(Debug, Args)]
@@ -71,6 +73,9 @@ pub(crate) struct MountArguments {
     /// Stay in the foreground and log to standard error
     #[arg(long, short = 'f')]
     foreground: bool,
+    /// Print JSON once the mount answers: what was mounted where
+    #[arg(long, conflicts_with = "foreground")]
+    pub json: bool,
     /// Refuse every change (a store on read-only media is mounted only so)
     #[arg(long)]
     read_only: bool,

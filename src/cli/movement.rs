@@ -2,7 +2,9 @@
 //!
 //! Each file is asked for by setting its `user.kvfs.tier`. The daemon answers when the file is
 //! nearer; a file that shall leave for the remote is only noted, so it is watched until it has
-//! gone. Interrupting the command leaves what was asked for under way.
+//! gone. Interrupting the command leaves what was asked for under way. With `--dry-run` nothing is asked for (`forecast`).
+
+mod forecast;
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -14,13 +16,17 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use kvfs_os::mountinfo;
+use serde_json::{Value, json};
 
 use super::arguments::{EvictArguments, EvictTo, PromoteArguments};
 use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report, complain};
 use super::probe::status_value;
-use super::{progress, status};
+use super::progress::{self, Scale};
+use super::status;
 use crate::page::names::MANIFEST;
 use crate::sys;
+use crate::tier::counters::Tier;
+use forecast::Request;
 
 const TIER: &CStr = c"user.kvfs.tier";
 const ENCODING: &CStr = c"user.kvfs.encoding";
@@ -38,17 +44,23 @@ const LOOKS_MAX: usize = 512;
 
 /// Brings files nearer: into memory where the mount has a RAM tier, else to the disk.
 pub(crate) fn promote(arguments: &PromoteArguments) -> Outcome {
-    let todo = Todo::find(&arguments.paths)?;
-    let bar = progress::bar("promoting");
-    let word: &[u8] = if todo.has("ram_tier") { b"ram" } else { b"ssd" };
+    let movement = &arguments.movement;
+    let todo = Todo::find(&movement.paths)?;
+    let to = if todo.has("ram_tier") { Tier::Ram } else { Tier::Ssd };
+    if movement.dry_run {
+        return forecast::tell(&todo, Request::Promote(to), movement.json);
+    }
+    let word = to.name().as_bytes();
+    let bar = progress::bar("promoting", Scale::Bytes(todo.bytes()));
     // Before the first is opened: those behind it are fetched ahead then, and would count as there already.
-    let before: Vec<io::Result<Spot>> = todo.files.iter().map(|file| Spot::of(file)).collect();
+    let before: Vec<io::Result<Spot>> =
+        todo.files.iter().map(|file| Spot::of(&file.path)).collect();
     let done = ask_each(&todo, &bar, |index, file| {
         let was_in = |to: &[u8]| before[index].as_ref().is_ok_and(|spot| spot.is_raw_in(to));
         fetch(file)?;
         let to: &[u8] = match set_patiently(file, word) {
             // Memory is full of what is in use or pinned: the disk is next.
-            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && word == b"ram" => {
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && to == Tier::Ram => {
                 set_patiently(file, b"ssd")?;
                 b"ssd"
             }
@@ -58,29 +70,24 @@ pub(crate) fn promote(arguments: &PromoteArguments) -> Outcome {
         Ok(!was_in(to))
     });
     bar.finish_and_clear();
-    if done.moved == 0 && done.failed.is_empty() && todo.has_one_tier() {
-        return Err(Failure::Failed(
-            "the mount has one tier, its disk: nothing can be promoted (mount it with --ram)"
-                .to_owned(),
-        ));
+    if done.moved == 0 && done.failed.is_empty() {
+        todo.check_can_promote()?;
     }
-    Ok(report("promoted", &done))
+    Ok(report("promoted", &done, to, movement.json))
 }
 
 /// Moves files away: to the remote, or only out of memory.
 pub(crate) fn evict(arguments: &EvictArguments) -> Outcome {
-    let todo = Todo::find(&arguments.paths)?;
-    let bar = progress::bar("evicting");
+    let movement = &arguments.movement;
+    let todo = Todo::find(&movement.paths)?;
     let to =
         arguments.to.unwrap_or(if todo.has("remote") { EvictTo::Remote } else { EvictTo::Ssd });
+    let tier = todo.check_can_evict(to)?;
+    if movement.dry_run {
+        return forecast::tell(&todo, Request::Evict(tier), movement.json);
+    }
+    let bar = progress::bar("evicting", Scale::Bytes(todo.bytes()));
     let done = match to {
-        EvictTo::Ssd if !todo.has("ram_tier") => {
-            return Err(Failure::Failed(
-                "the mount has neither a remote nor a RAM tier: nothing can be evicted (mount it with \
-                 --remote or --ram)"
-                    .to_owned(),
-            ));
-        }
         EvictTo::Ssd => ask_each(&todo, &bar, |_, file| {
             let is_in_memory = Spot::of(file)?.tier == b"ram";
             if is_in_memory {
@@ -88,29 +95,28 @@ pub(crate) fn evict(arguments: &EvictArguments) -> Outcome {
             }
             Ok(is_in_memory)
         }),
-        EvictTo::Remote if !todo.has("remote") => {
-            return Err(Failure::Failed(
-                "the mount has no remote: mount it with --remote, or evict --to ssd".to_owned(),
-            ));
-        }
-        EvictTo::Remote => {
-            let waiting = Mutex::new(Vec::new());
-            let mut done = ask_each(&todo, &ProgressBar::hidden(), |_, file| {
-                let was_there = Spot::of(file)?.tier == b"remote";
-                set_patiently(file, b"remote")?;
-                if !was_there && let Ok(mut waiting) = waiting.lock() {
-                    waiting.push(file.to_owned());
-                }
-                Ok(!was_there)
-            });
-            let stay = wait_until_gone(waiting.into_inner().unwrap_or_default(), &bar);
-            done.moved -= stay.len();
-            done.failed.extend(stay);
-            done
-        }
+        EvictTo::Remote => evict_to_remote(&todo, &bar),
     };
     bar.finish_and_clear();
-    Ok(report("evicted", &done))
+    Ok(report("evicted", &done, tier, movement.json))
+}
+
+fn evict_to_remote(todo: &Todo, bar: &ProgressBar) -> Done {
+    let waiting = Mutex::new(Vec::new());
+    let mut done = ask_each(todo, &ProgressBar::hidden(), |index, file| {
+        let was_there = Spot::of(file)?.tier == b"remote";
+        set_patiently(file, b"remote")?;
+        if !was_there && let Ok(mut waiting) = waiting.lock() {
+            waiting.push(Waiting { file: &todo.files[index], stuck: None });
+        }
+        Ok(!was_there)
+    });
+    for (file, why) in wait_until_gone(waiting.into_inner().unwrap_or_default(), bar) {
+        done.moved -= 1;
+        done.moved_bytes -= file.bytes;
+        done.failed.push((file.path.clone(), why));
+    }
+    done
 }
 
 /// Where a file is, as the mount tells it.
@@ -136,15 +142,35 @@ impl Spot {
 #[derive(Debug, Default)]
 struct Done {
     moved: usize,
+    moved_bytes: u64,
     /// Where they were wanted already.
     there: usize,
     failed: Vec<(PathBuf, String)>,
 }
 
+impl Done {
+    fn add(&mut self, file: &Candidate, outcome: Result<bool, String>) {
+        match outcome {
+            Ok(true) => {
+                self.moved += 1;
+                self.moved_bytes += file.bytes;
+            }
+            Ok(false) => self.there += 1,
+            Err(why) => self.failed.push((file.path.clone(), why)),
+        }
+    }
+}
+
 /// What to move, and what the mount says about itself.
 struct Todo {
-    files: Vec<PathBuf>,
+    files: Vec<Candidate>,
     status: String,
+}
+
+/// A file that somebody names.
+struct Candidate {
+    path: PathBuf,
+    bytes: u64,
 }
 
 impl Todo {
@@ -167,17 +193,42 @@ impl Todo {
         status_value(&self.status, key).is_some()
     }
 
-    /// Whether there is nowhere but the disk, where files are as they are read.
-    fn has_one_tier(&self) -> bool {
-        !self.has("ram_tier") && !self.has("ssd_used_bytes")
+    fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Refuses where there is nowhere but the disk, where files are as they are read.
+    fn check_can_promote(&self) -> Result<(), Failure> {
+        if self.has("ram_tier") || self.has("ssd_used_bytes") {
+            return Ok(());
+        }
+        Err(Failure::Failed(
+            "the mount has one tier, its disk: nothing can be promoted (mount it with --ram)"
+                .to_owned(),
+        ))
+    }
+
+    /// The tier that files are to leave for, if the mount has what it takes.
+    fn check_can_evict(&self, to: EvictTo) -> Result<Tier, Failure> {
+        let line = match to {
+            EvictTo::Ssd if self.has("ram_tier") => return Ok(Tier::Ssd),
+            EvictTo::Remote if self.has("remote") => return Ok(Tier::Remote),
+            EvictTo::Ssd => {
+                "the mount has neither a remote nor a RAM tier: nothing can be evicted (mount it with \
+                 --remote or --ram)"
+            }
+            EvictTo::Remote => "the mount has no remote: mount it with --remote, or evict --to ssd",
+        };
+        Err(Failure::Failed(line.to_owned()))
     }
 }
 
 /// Adds a file, or the files below a directory that can move: links are not followed, and tails, token files, positions
 /// and manifests stay on the disk.
-fn collect(path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
-    if !path.symlink_metadata()?.is_dir() {
-        files.push(path.to_owned());
+fn collect(path: &Path, files: &mut Vec<Candidate>) -> io::Result<()> {
+    let metadata = path.symlink_metadata()?;
+    if !metadata.is_dir() {
+        files.push(Candidate { path: path.to_owned(), bytes: metadata.len() });
         return Ok(());
     }
     let mut directories = vec![path.to_owned()];
@@ -189,7 +240,9 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
             if kind.is_dir() {
                 directories.push(entry.path());
             } else if kind.is_file() && entry.file_name() != MANIFEST && can_move(&entry.path()) {
-                files.push(entry.path());
+                // What goes meanwhile is told when it is asked for.
+                let bytes = entry.metadata().map_or(0, |metadata| metadata.len());
+                files.push(Candidate { path: entry.path(), bytes });
             }
         }
     }
@@ -211,7 +264,6 @@ fn ask_each(
     todo: &Todo, bar: &ProgressBar, ask: impl Fn(usize, &Path) -> io::Result<bool> + Sync,
 ) -> Done {
     let files = &todo.files;
-    bar.set_length(files.len() as u64);
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Done::default()));
     std::thread::scope(|scope| {
         for _ in 0..THREADS.min(files.len()) {
@@ -219,17 +271,12 @@ fn ask_each(
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(file) = files.get(index) else { break };
-                    let outcome = ask(index, file);
+                    let outcome = ask(index, &file.path);
+                    let outcome = outcome.map_err(|error| explain(todo, &file.path, &error));
                     if let Ok(mut done) = done.lock() {
-                        match outcome {
-                            Ok(true) => done.moved += 1,
-                            Ok(false) => done.there += 1,
-                            Err(error) => {
-                                done.failed.push((file.clone(), explain(todo, file, &error)));
-                            }
-                        }
+                        done.add(file, outcome);
                     }
-                    bar.inc(1);
+                    bar.inc(file.bytes);
                 }
             });
         }
@@ -285,17 +332,16 @@ fn explain(todo: &Todo, file: &Path, error: &io::Error) -> String {
 }
 
 /// A file that shall leave.
-struct Waiting {
-    file: PathBuf,
+struct Waiting<'a> {
+    file: &'a Candidate,
     /// Since when nothing but a user or the remote keeps it here.
     stuck: Option<Instant>,
 }
 
 /// Watches files until they have left.
-fn wait_until_gone(files: Vec<PathBuf>, bar: &ProgressBar) -> Vec<(PathBuf, String)> {
-    bar.set_length(files.len() as u64);
-    let mut waiting: VecDeque<Waiting> =
-        files.into_iter().map(|file| Waiting { file, stuck: None }).collect();
+fn wait_until_gone<'a>(files: Vec<Waiting<'a>>, bar: &ProgressBar) -> Vec<(&'a Candidate, String)> {
+    bar.set_length(files.iter().map(|waiting| waiting.file.bytes).sum());
+    let mut waiting = VecDeque::from(files);
     let mut failed = Vec::new();
     while !waiting.is_empty() {
         let mut changed = false;
@@ -310,7 +356,7 @@ fn wait_until_gone(files: Vec<PathBuf>, bar: &ProgressBar) -> Vec<(PathBuf, Stri
                 Err(why) => failed.push((next.file, why)),
             }
             changed = true;
-            bar.inc(1);
+            bar.inc(next.file.bytes);
         }
         if !changed {
             std::thread::sleep(LOOK_INTERVAL);
@@ -320,8 +366,8 @@ fn wait_until_gone(files: Vec<PathBuf>, bar: &ProgressBar) -> Vec<(PathBuf, Stri
 }
 
 /// Whether a file has left, or why it does not.
-fn look(waiting: &mut Waiting) -> Result<bool, String> {
-    let file = &waiting.file;
+fn look(waiting: &mut Waiting<'_>) -> Result<bool, String> {
+    let file = &waiting.file.path;
     let read = |name| sys::extended_attribute(file, name).map_err(|error| error.to_string());
     // Looked at in this order, a file that leaves in between has left.
     let moving = read(MOVING)?;
@@ -346,7 +392,7 @@ fn look(waiting: &mut Waiting) -> Result<bool, String> {
     Err(why.to_owned())
 }
 
-fn report(word: &str, done: &Done) -> Report {
+fn report(word: &str, done: &Done, to: Tier, is_json: bool) -> Report {
     for (file, why) in &done.failed {
         complain("kvfs", &format!("{}: {why}", file.display()));
     }
@@ -358,6 +404,20 @@ fn report(word: &str, done: &Done) -> Report {
     let there = counted(done.there, "were there already");
     let stay = counted(done.failed.len(), "did not move");
     let text = format!("{word} {} {files}{there}{stay}\n", done.moved);
+    let failed = done.failed.iter().map(|(path, why)| unmoved(path, why));
+    let value = json!({
+        "dry_run": false,
+        "to": to.name(),
+        "moved_files": done.moved,
+        "moved_bytes": done.moved_bytes,
+        "there_files": done.there,
+        "failed": failed.collect::<Vec<_>>(),
+    });
     let exit = if done.failed.is_empty() { EXIT_OK } else { EXIT_FAILED };
-    Report::ending(text, exit)
+    Report { exit, ..Report::answer(is_json, &value, text) }
+}
+
+/// A file that stays, for programs.
+fn unmoved(path: &Path, why: &str) -> Value {
+    json!({ "path": path.display().to_string(), "why": why })
 }

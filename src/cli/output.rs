@@ -46,6 +46,11 @@ impl Report {
         Report { text, exit, ..Report::default() }
     }
 
+    /// A report of success as whoever asked wants it: one JSON document with fields of stable names, or text.
+    pub(crate) fn answer(is_json: bool, value: &serde_json::Value, text: String) -> Report {
+        if is_json { Report::json(value) } else { Report::text(text) }
+    }
+
     /// A report of success as one JSON document.
     pub(crate) fn json(value: &serde_json::Value) -> Report {
         Report::text(json_text(&format!("{value:#}\n")))

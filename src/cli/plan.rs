@@ -32,7 +32,7 @@ const REMOTE_BYTES_PER_SECOND: u64 = 100_000_000;
 
 /// What a file's bytes come through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+pub(super) enum Source {
     /// They are in a tier as they are read, or come from the remote.
     Tier(Tier),
     /// The disk has them encoded.
@@ -42,7 +42,7 @@ enum Source {
 }
 
 impl Source {
-    const ALL: [Source; 5] = [
+    pub(super) const ALL: [Source; 5] = [
         Source::Tier(Tier::Ram),
         Source::Tier(Tier::Ssd),
         Source::Decoding,
@@ -50,7 +50,7 @@ impl Source {
         Source::Lost,
     ];
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Source::Tier(tier) => tier.name(),
             Source::Decoding => "ssd_encoded",
@@ -78,7 +78,7 @@ impl Source {
     }
 
     /// Whether a mount with this status cannot read what comes from there.
-    fn is_out_of_reach(self, status: &str) -> bool {
+    pub(super) fn is_out_of_reach(self, status: &str) -> bool {
         match self {
             Source::Tier(Tier::Remote) => status_value(status, "remote").is_none(),
             Source::Lost => true,
@@ -89,36 +89,101 @@ impl Source {
 
 /// One file.
 #[derive(Debug, PartialEq, Eq)]
-struct Planned {
-    path: PathBuf,
-    source: Source,
-    bytes: u64,
+pub(super) struct Planned {
+    pub(super) path: PathBuf,
+    pub(super) source: Source,
+    pub(super) bytes: u64,
     /// What crosses the link.
-    stored_bytes: u64,
+    pub(super) stored_bytes: u64,
 }
 
 /// What comes from one source.
 #[derive(Debug)]
-struct Link {
+pub(super) struct Link {
     source: Source,
-    files: u64,
+    pub(super) files: u64,
     bytes: u64,
     stored_bytes: u64,
+    /// What takes the time.
+    timed_bytes: u64,
+    rate: Rate,
+}
+
+/// How fast a link is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rate {
     bytes_per_second: u64,
     is_measured: bool,
 }
 
-impl Link {
-    fn seconds(&self) -> f64 {
-        let bytes = match self.source {
-            // What takes the time is what comes out.
-            Source::Decoding => self.bytes,
-            Source::Tier(_) => self.stored_bytes,
-            Source::Lost => 0,
+impl Rate {
+    /// Of the way from a source to whoever reads.
+    fn of(source: Source, status: &str) -> Rate {
+        let (key, assumed) = match source {
+            Source::Tier(Tier::Ram) => (None, RAM_BYTES_PER_SECOND),
+            Source::Tier(Tier::Ssd) | Source::Lost => (None, SSD_BYTES_PER_SECOND),
+            Source::Decoding => (Some("decoding_bytes_per_second"), DECODING_BYTES_PER_SECOND),
+            Source::Tier(Tier::Remote) => {
+                (Some("remote_bytes_per_second"), REMOTE_BYTES_PER_SECOND)
+            }
         };
+        let measured = key.and_then(|key| status_value(status, key)?.parse().ok());
+        let measured = measured.filter(|rate| *rate > 0);
+        Rate { bytes_per_second: measured.unwrap_or(assumed), is_measured: measured.is_some() }
+    }
+
+    /// Of the way into a tier, which nobody measures.
+    pub(super) fn written_to(tier: Tier) -> Rate {
+        Rate::of(Source::Tier(tier), "")
+    }
+}
+
+impl Link {
+    /// What the files of a source need of a link of this rate, of each so many bytes.
+    pub(super) fn new(
+        source: Source, files: &[Planned], rate: Rate, timed: impl Fn(&Planned) -> u64,
+    ) -> Link {
+        let of_source = || files.iter().filter(|file| file.source == source);
+        Link {
+            source,
+            files: of_source().count() as u64,
+            bytes: of_source().map(|file| file.bytes).sum(),
+            stored_bytes: of_source().map(|file| file.stored_bytes).sum(),
+            timed_bytes: of_source().map(timed).sum(),
+            rate,
+        }
+    }
+
+    pub(super) fn seconds(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an estimate of two digits")]
-        let seconds = bytes as f64 / self.bytes_per_second as f64;
+        let seconds = self.timed_bytes as f64 / self.rate.bytes_per_second as f64;
         seconds
+    }
+
+    /// A line for people.
+    pub(super) fn line(&self) -> String {
+        let kind = if self.rate.is_measured { "measured" } else { "assumed" };
+        format!(
+            "{}: {} files, {}, {} to move at {}/s ({kind}): {:.3} s\n",
+            self.source.name(),
+            self.files,
+            bytes(self.bytes),
+            bytes(self.stored_bytes),
+            bytes(self.rate.bytes_per_second),
+            self.seconds()
+        )
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        json!({
+            "from": self.source.name(),
+            "files": self.files,
+            "bytes": self.bytes,
+            "moved_bytes": self.stored_bytes,
+            "bytes_per_second": self.rate.bytes_per_second,
+            "measured": self.rate.is_measured,
+            "seconds": self.seconds(),
+        })
     }
 }
 
@@ -149,7 +214,7 @@ pub(super) fn places(path: &Path, status: &str) -> io::Result<(Vec<String>, Valu
         if link.source.is_out_of_reach(status) {
             return format!("{place}; it cannot be read");
         }
-        let kind = if link.is_measured { "measured" } else { "assumed" };
+        let kind = if link.rate.is_measured { "measured" } else { "assumed" };
         let moved = bytes(link.stored_bytes);
         format!(
             "{place}; reading moves {moved} in {:.3} s at a rate that is {kind}",
@@ -175,50 +240,42 @@ fn find(path: &Path, files: &mut Vec<Planned>) -> io::Result<()> {
             if_there(find(&entry.path(), files)).map(Option::unwrap_or_default)
         });
     }
-    if !metadata.is_file() {
-        return Ok(());
+    if metadata.is_file() {
+        files.push(Planned::of(path, metadata.len())?);
     }
-    let read = |name: &CStr| sys::extended_attribute(path, name);
-    let source = match read(c"user.kvfs.tier")?.as_deref() {
-        Some(b"ram") => Source::Tier(Tier::Ram),
-        Some(b"remote") => Source::Tier(Tier::Remote),
-        Some(b"none") => Source::Lost,
-        _ => match read(c"user.kvfs.encoding")?.as_deref() {
-            None | Some(b"raw") => Source::Tier(Tier::Ssd),
-            Some(_) => Source::Decoding,
-        },
-    };
-    let is_damaged = read(c"user.kvfs.damaged")?.is_some();
-    let source = if is_damaged { Source::Lost } else { source };
-    let stored = read(c"user.kvfs.stored_bytes")?.and_then(|text| String::from_utf8(text).ok());
-    let stored_bytes = stored.and_then(|text| text.parse().ok()).unwrap_or(metadata.len());
-    files.push(Planned { path: path.to_owned(), source, bytes: metadata.len(), stored_bytes });
     Ok(())
 }
 
-fn links(files: &[Planned], status: &str) -> Vec<Link> {
-    let measured = |key| {
-        let rate: Option<u64> = status_value(status, key).and_then(|text| text.parse().ok());
-        rate.filter(|rate| *rate > 0)
-    };
-    let link = |source| {
-        let (rate, assumed) = match source {
-            Source::Tier(Tier::Ram) => (None, RAM_BYTES_PER_SECOND),
-            Source::Tier(Tier::Ssd) | Source::Lost => (None, SSD_BYTES_PER_SECOND),
-            Source::Decoding => (measured("decoding_bytes_per_second"), DECODING_BYTES_PER_SECOND),
-            Source::Tier(Tier::Remote) => {
-                (measured("remote_bytes_per_second"), REMOTE_BYTES_PER_SECOND)
-            }
+impl Planned {
+    /// A regular file of so many bytes.
+    pub(super) fn of(path: &Path, bytes: u64) -> io::Result<Planned> {
+        let read = |name: &CStr| sys::extended_attribute(path, name);
+        let source = match read(c"user.kvfs.tier")?.as_deref() {
+            Some(b"ram") => Source::Tier(Tier::Ram),
+            Some(b"remote") => Source::Tier(Tier::Remote),
+            Some(b"none") => Source::Lost,
+            _ => match read(c"user.kvfs.encoding")?.as_deref() {
+                None | Some(b"raw") => Source::Tier(Tier::Ssd),
+                Some(_) => Source::Decoding,
+            },
         };
-        let of_source = || files.iter().filter(move |file| file.source == source);
-        Link {
-            source,
-            files: of_source().count() as u64,
-            bytes: of_source().map(|file| file.bytes).sum(),
-            stored_bytes: of_source().map(|file| file.stored_bytes).sum(),
-            bytes_per_second: rate.unwrap_or(assumed),
-            is_measured: rate.is_some(),
-        }
+        let is_damaged = read(c"user.kvfs.damaged")?.is_some();
+        let source = if is_damaged { Source::Lost } else { source };
+        let stored = read(c"user.kvfs.stored_bytes")?.and_then(|text| String::from_utf8(text).ok());
+        let stored_bytes = stored.and_then(|text| text.parse().ok()).unwrap_or(bytes);
+        Ok(Planned { path: path.to_owned(), source, bytes, stored_bytes })
+    }
+}
+
+/// What reading the files needs of each link.
+pub(super) fn links(files: &[Planned], status: &str) -> Vec<Link> {
+    let link = |source| {
+        Link::new(source, files, Rate::of(source, status), |file| match source {
+            // What takes the time is what comes out.
+            Source::Decoding => file.bytes,
+            Source::Tier(_) => file.stored_bytes,
+            Source::Lost => 0,
+        })
     };
     Source::ALL.map(link).into()
 }
@@ -240,17 +297,7 @@ fn to_text(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Stri
     // Writing to a String cannot fail.
     let can_be_read = |link: &&Link| link.files > 0 && !link.source.is_out_of_reach(status);
     for link in links.iter().filter(can_be_read) {
-        let kind = if link.is_measured { "measured" } else { "assumed" };
-        let _ = writeln!(
-            text,
-            "{}: {} files, {}, {} to move at {}/s ({kind}): {:.3} s",
-            link.source.name(),
-            link.files,
-            bytes(link.bytes),
-            bytes(link.stored_bytes),
-            bytes(link.bytes_per_second),
-            link.seconds()
-        );
+        text.push_str(&link.line());
     }
     let seconds = expected_seconds(links, status);
     let _ = writeln!(text, "expected: {seconds:.3} s");
@@ -295,17 +342,6 @@ fn expected_seconds(links: &[Link], status: &str) -> f64 {
 
 fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Value {
     let named = |path: &Path| path.display().to_string();
-    let link = |link: &Link| {
-        json!({
-            "from": link.source.name(),
-            "files": link.files,
-            "bytes": link.bytes,
-            "moved_bytes": link.stored_bytes,
-            "bytes_per_second": link.bytes_per_second,
-            "measured": link.is_measured,
-            "seconds": link.seconds(),
-        })
-    };
     let file = |file: &Planned| {
         json!({
             "path": named(&file.path),
@@ -318,7 +354,7 @@ fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Valu
     let without_remote = || files.iter().filter(|file| file.source == Source::Tier(Tier::Remote));
     json!({
         "path": named(path),
-        "links": links.iter().map(link).collect::<Vec<_>>(),
+        "links": links.iter().map(Link::to_json).collect::<Vec<_>>(),
         "seconds": expected_seconds(links, status),
         "remote_state": status_value(status, "remote_state"),
         "unreadable": {

@@ -37,9 +37,11 @@ const STATUS_KEY: &str = "quota ";
 const QUOTA_HELP: &str = "\
 Without options the limits are shown; those of all directories if PATH is the mountpoint.
 
-Beyond --size, what was used longest ago is deleted, also from the remote in the end: whole files,
-and of sequences the last pages. What is pinned (user.kvfs.pin), open, mapped or being written stays.
-It happens in the background, so for some seconds a directory may hold more.";
+Beyond --size, what was used longest ago is deleted, also from the remote in the end: whole files, \
+and of sequences the last pages. What is pinned (user.kvfs.pin), open, mapped or being written stays. \
+It happens in the background, so for some seconds a directory may hold more.
+
+Example: kvfs quota --size 100G --age 30d /mnt/kv/models/llama";
 
 /// `kvfs quota`.
 #[derive(Debug, Args)]

@@ -20,6 +20,7 @@ use crate::tier::remote::{BlobStore, Connector, Numbers, RemoteError, RemoteSpec
 #[derive(Debug, Subcommand)]
 pub(crate) enum RemoteCommand {
     /// List the stores that have published names there, which `kvfs mount --rebuild-from` takes
+    #[command(after_help = "Example: kvfs remote ls s3://bucket/kv")]
     Ls {
         /// Print JSON
         #[arg(long)]
@@ -33,6 +34,7 @@ pub(crate) enum RemoteCommand {
     },
     /// Make a key that seals a remote (kvfs mount --remote-key). Whoever loses it loses what is
     /// sealed with it
+    #[command(after_help = "Example: kvfs remote keygen /etc/kvfs.key")]
     Keygen {
         /// The file to make, for its owner alone; it must not be there yet
         file: PathBuf,

@@ -7,11 +7,13 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::ProgressBar;
 use kvfs_os::mountinfo;
+use serde_json::{Value, json};
 
+use super::interrupt;
 use super::output::{EXIT_FSCK_ERRORS, EXIT_OK, Failure, Outcome, Report, bytes, complain};
 use super::probe::status_value;
+use super::progress::{self, Scale};
 use super::size::Size;
-use super::{interrupt, progress};
 use crate::sys;
 
 const SCRUB: &CStr = c"user.kvfs.scrub";
@@ -20,6 +22,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// `kvfs scrub`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs scrub --rate 100M /mnt/kv")]
 pub(crate) struct ScrubArguments {
     /// Bytes per second that are read at most [default: as fast as the disk]
     #[arg(long, value_name = "SIZE")]
@@ -30,6 +33,9 @@ pub(crate) struct ScrubArguments {
     /// End the one that runs
     #[arg(long, conflicts_with_all = ["rate", "background"])]
     pub stop: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     /// Where the cache is mounted, or a file or directory in it
     pub path: PathBuf,
 }
@@ -54,9 +60,10 @@ pub(crate) fn run(arguments: &ScrubArguments) -> Outcome {
     };
     sys::set_extended_attribute(&path, SCRUB, word.as_bytes()).map_err(failed)?;
     if arguments.stop || arguments.background {
-        return Ok(Report::default());
+        let state = if arguments.stop { "stopped" } else { "started" };
+        return Ok(Report::answer(arguments.json, &json!({ "state": state }), String::new()));
     }
-    let bar = progress::bar("comparing");
+    let bar = progress::bar("comparing", Scale::Files);
     let (shown, line) = (bar.clone(), goes_on(&place.to_string()));
     let told = interrupt::before_end(move || {
         shown.finish_and_clear();
@@ -71,7 +78,19 @@ pub(crate) fn run(arguments: &ScrubArguments) -> Outcome {
     }
     let (damaged, repaired) = (count("scrub_damaged_files"), count("scrub_repaired_files"));
     let exit = if damaged == repaired { EXIT_OK } else { EXIT_FSCK_ERRORS };
-    Ok(Report::ending(describe(&found), exit))
+    Ok(Report { exit, ..Report::answer(arguments.json, &to_json(&found), describe(&found)) })
+}
+
+fn to_json(found: &str) -> Value {
+    let count = |key| status_value(found, key).and_then(|text| text.parse::<u64>().ok());
+    json!({
+        "state": status_value(found, "scrub"),
+        "files": count("scrub_files_done"),
+        "skipped_files": count("scrub_files_skipped"),
+        "read_bytes": count("scrub_bytes_read"),
+        "damaged_files": count("scrub_damaged_files"),
+        "repaired_files": count("scrub_repaired_files"),
+    })
 }
 
 /// What somebody should know who does not wait for the end.
@@ -88,6 +107,7 @@ fn wait(mountpoint: &Path, bar: &ProgressBar) -> std::io::Result<String> {
         let number = |key| status_value(&report, key).and_then(|text| text.parse().ok());
         bar.set_length(number("scrub_files").unwrap_or(0));
         bar.set_position(number("scrub_files_done").unwrap_or(0));
+        progress::tell_bytes(bar, number("scrub_bytes_read").unwrap_or(0));
         if status_value(&report, "scrub") != Some("running") {
             bar.finish_and_clear();
             return Ok(report);
@@ -123,7 +143,7 @@ mod tests {
     #[test]
     fn no_bytes_per_second_are_refused_in_words() {
         let (rate, path) = (Some(Size(0)), PathBuf::from("/nowhere"));
-        let arguments = ScrubArguments { rate, background: false, stop: false, path };
+        let arguments = ScrubArguments { rate, background: false, stop: false, json: false, path };
         let failure = run(&arguments).unwrap_err();
         assert!(matches!(failure, Failure::Usage(_)));
         assert!(failure.line().starts_with("--rate 0: "), "{}", failure.line());
@@ -141,5 +161,10 @@ mod tests {
         let expected = "9 files, 2.0 KiB read, 1 not compared: 2 damaged, 0 of them mended; see \
                         .kvfs/errors and the store's quarantine/\n";
         assert_eq!(describe(&found), expected);
+        let expected = json!({
+            "state": "done", "files": 9, "skipped_files": 1, "read_bytes": 2048,
+            "damaged_files": 2, "repaired_files": 0,
+        });
+        assert_eq!(to_json(&found), expected);
     }
 }

@@ -17,6 +17,7 @@ use crate::sequence::{SequenceError, Sequences};
 
 /// `kvfs seq`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs seq show /mnt/kv/models/llama")]
 pub(crate) struct SeqArguments {
     #[command(subcommand)]
     operation: Operation,
@@ -27,6 +28,7 @@ pub(crate) struct SeqArguments {
 #[derive(Debug, Subcommand)]
 enum Operation {
     /// Show where the tokens of a sequence stand, or which sequences there are
+    #[command(after_help = "Example: kvfs seq show /mnt/kv/models/llama chat-42")]
     Show {
         #[command(flatten)]
         model: ModelArgument,
@@ -37,6 +39,7 @@ enum Operation {
         json: bool,
     },
     /// Remove the tokens at some positions
+    #[command(after_help = "Example: kvfs seq rm /mnt/kv/models/llama chat-42 4..1024")]
     Rm {
         #[command(flatten)]
         of: SequenceArguments,
@@ -45,6 +48,7 @@ enum Operation {
         positions: Range<u64>,
     },
     /// Make a sequence that shares the pages of another one
+    #[command(after_help = "Example: kvfs seq cp /mnt/kv/models/llama chat-42 chat-43 ..1024")]
     Cp {
         #[command(flatten)]
         of: SequenceArguments,
@@ -55,14 +59,21 @@ enum Operation {
         positions: Range<u64>,
     },
     /// Remove all other sequences of the model
-    #[command(alias = "keep")]
+    #[command(
+        alias = "keep",
+        after_help = "Example: kvfs seq remove-others --dry-run /mnt/kv/models/llama chat-42"
+    )]
     RemoveOthers {
         #[command(flatten)]
         of: SequenceArguments,
         #[command(flatten)]
         consent: Consent,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Move the tokens at some positions
+    #[command(after_help = "Example: kvfs seq add /mnt/kv/models/llama chat-42 1024.. -1020")]
     Add {
         #[command(flatten)]
         of: SequenceArguments,
@@ -74,6 +85,9 @@ enum Operation {
         delta: i64,
     },
     /// Remove tokens and move those behind them up, and keep the sequence as it was
+    #[command(
+        after_help = "Example: kvfs seq shift /mnt/kv/models/llama chat-42 4..1024 chat-42-before"
+    )]
     Shift {
         #[command(flatten)]
         of: SequenceArguments,
@@ -84,6 +98,7 @@ enum Operation {
         snapshot: String,
     },
     /// Divide the positions of some tokens
+    #[command(after_help = "Example: kvfs seq div /mnt/kv/models/llama chat-42 ..1024 2")]
     Div {
         #[command(flatten)]
         of: SequenceArguments,
@@ -94,6 +109,7 @@ enum Operation {
         divisor: u64,
     },
     /// Remove all tokens of a sequence, or all sequences
+    #[command(after_help = "Example: kvfs seq clear --yes /mnt/kv/models/llama chat-42")]
     Clear {
         #[command(flatten)]
         model: ModelArgument,
@@ -105,13 +121,18 @@ enum Operation {
         all: bool,
         #[command(flatten)]
         consent: Consent,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Remove pages of layers with a sliding window that no later token looks at
+    #[command(after_help = "Example: kvfs seq window /mnt/kv/models/llama chat-42")]
     Window {
         #[command(flatten)]
         of: SequenceArguments,
     },
     /// Write the state of a sequence, a tar archive
+    #[command(after_help = "Example: kvfs seq save /mnt/kv/models/llama chat-42 chat-42.tar")]
     Save {
         #[command(flatten)]
         of: SequenceArguments,
@@ -119,6 +140,7 @@ enum Operation {
         file: PathBuf,
     },
     /// Make a sequence of a state
+    #[command(after_help = "Example: kvfs seq load /mnt/kv/models/llama chat-43 chat-42.tar")]
     Load {
         #[command(flatten)]
         of: SequenceArguments,
@@ -158,7 +180,7 @@ pub(crate) fn run(arguments: &SeqArguments) -> Outcome {
         Operation::Cp { of, to, positions } => {
             of.on(|all, seq| all.seq_cp(seq, to, positions.clone()))
         }
-        Operation::RemoveOthers { of, consent } => remove_others(of, *consent),
+        Operation::RemoveOthers { of, consent, json } => remove_others(of, *consent, *json),
         Operation::Add { of, positions, delta } => {
             of.on(|all, seq| all.seq_add(seq, positions.clone(), *delta))
         }
@@ -168,22 +190,24 @@ pub(crate) fn run(arguments: &SeqArguments) -> Outcome {
         Operation::Div { of, positions, divisor } => {
             of.on(|all, seq| all.seq_div(seq, positions.clone(), *divisor))
         }
-        Operation::Clear { model, seq, consent, .. } => clear(model, seq.as_deref(), *consent),
+        Operation::Clear { model, seq, consent, json, .. } => {
+            clear(model, seq.as_deref(), *consent, *json)
+        }
         Operation::Window { of } => of.on(|all, seq| all.drop_outside_window(seq).map(drop)),
         Operation::Save { of, file } => save(of, file),
         Operation::Load { of, file } => load(of, file),
     }
 }
 
-fn remove_others(of: &SequenceArguments, consent: Consent) -> Outcome {
+fn remove_others(of: &SequenceArguments, consent: Consent, is_json: bool) -> Outcome {
     let all = Sequences::open(&of.model).map_err(Failure::failed)?;
     all.positions(&of.seq).map_err(Failure::failed)?;
     let mut others = all.names().map_err(Failure::failed)?;
     others.retain(|name| *name != of.seq);
-    with_consent(&all, &others, consent, || all.seq_keep(&of.seq))
+    with_consent(&all, &others, (consent, is_json), || all.seq_keep(&of.seq))
 }
 
-fn clear(model: &ModelArgument, seq: Option<&str>, consent: Consent) -> Outcome {
+fn clear(model: &ModelArgument, seq: Option<&str>, consent: Consent, is_json: bool) -> Outcome {
     let all = Sequences::open(&model.model).map_err(Failure::failed)?;
     let names = match seq {
         Some(seq) => {
@@ -193,12 +217,12 @@ fn clear(model: &ModelArgument, seq: Option<&str>, consent: Consent) -> Outcome 
         None => all.names().map_err(Failure::failed)?,
     };
     let clear = || seq.map_or_else(|| all.clear_all(), |seq| all.clear(seq));
-    with_consent(&all, &names, consent, clear)
+    with_consent(&all, &names, (consent, is_json), clear)
 }
 
 /// Removes sequences, or their tokens, after it was said how much that is.
 pub(super) fn with_consent(
-    all: &Sequences, names: &[String], consent: Consent,
+    all: &Sequences, names: &[String], (consent, is_json): (Consent, bool),
     remove: impl FnOnce() -> Result<(), SequenceError>,
 ) -> Outcome {
     let (mut files, mut size) = (0, 0);
@@ -207,11 +231,18 @@ pub(super) fn with_consent(
         (files, size) = (files + below.0, size + below.1);
     }
     let what = format!("{} sequences, {files} files, {}", names.len(), bytes(size));
-    if !consent.is_given(&format!("this deletes {what}"))? {
-        return Ok(Report::text(format!("would be deleted: {what}\n")));
+    let is_given = consent.is_given(&format!("this deletes {what}"))?;
+    if is_given {
+        remove().map_err(Failure::failed)?;
     }
-    remove().map_err(Failure::failed)?;
-    Ok(Report::text(format!("deleted: {what}\n")))
+    let value = json!({
+        "dry_run": !is_given,
+        "deleted_sequences": names.len(),
+        "deleted_files": files,
+        "deleted_bytes": size,
+    });
+    let word = if is_given { "deleted" } else { "would be deleted" };
+    Ok(Report::answer(is_json, &value, format!("{word}: {what}\n")))
 }
 
 fn save(of: &SequenceArguments, path: &Path) -> Outcome {

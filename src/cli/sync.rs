@@ -6,11 +6,14 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use indicatif::ProgressBar;
 use kvfs_os::mountinfo;
+use serde_json::{Value, json};
 
 use super::arguments::SyncArguments;
-use super::output::{EXIT_FAILED, Failure, Outcome, Report, bytes};
+use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report, bytes};
 use super::probe::{self, Answer, Question, status_value};
+use super::progress::{self, Scale};
 use super::status;
 
 /// How often the mount is asked what its remote lacks.
@@ -26,8 +29,16 @@ pub(crate) fn run(arguments: &SyncArguments) -> Outcome {
         None => File::open(&mount.mountpoint).and_then(|root| root.sync_all()),
     };
     match synced {
-        Ok(()) if arguments.remote => wait_for_remote(&mount.mountpoint, (begin, timeout)),
-        Ok(()) => Ok(Report::default()),
+        Ok(()) if arguments.remote => {
+            let bar = progress::bar("uploading", Scale::Bytes(0));
+            let waited = wait_for_remote(&mount.mountpoint, (begin, timeout), &bar);
+            bar.finish_and_clear();
+            waited.map(|waited| waited.report(&mount.mountpoint, arguments.json))
+        }
+        Ok(()) => {
+            let value = to_json(&mount.mountpoint, &Value::Null);
+            Ok(Report::answer(arguments.json, &value, String::new()))
+        }
         Err(error) => Err(Failure::Failed(format!("{}: {error}", mount.mountpoint.display()))),
     }
 }
@@ -45,8 +56,39 @@ fn sync_within(mountpoint: &Path, timeout: Duration) -> io::Result<()> {
     }
 }
 
+fn to_json(mountpoint: &Path, remote: &Value) -> Value {
+    json!({ "mountpoint": mountpoint.display().to_string(), "durable": true, "remote": remote })
+}
+
+/// What the mount said when the wait for its remote ended.
+struct Waited {
+    status: String,
+    /// What is to be said of it; nothing where the remote has everything.
+    told: String,
+}
+
+impl Waited {
+    fn report(&self, mountpoint: &Path, is_json: bool) -> Report {
+        let number =
+            |key| status_value(&self.status, key).and_then(|text| text.parse::<u64>().ok());
+        let remote = json!({
+            "complete": self.told.is_empty(),
+            "state": status_value(&self.status, "remote_state"),
+            "waiting_files": number("remote_waiting_files"),
+            "waiting_bytes": number("remote_waiting_bytes"),
+            "given_up_files": number("remote_given_up_files"),
+            "given_up_bytes": number("remote_given_up_bytes"),
+        });
+        let exit = if self.told.is_empty() { EXIT_OK } else { EXIT_FAILED };
+        let value = to_json(mountpoint, &remote);
+        Report { exit, ..Report::answer(is_json, &value, self.told.clone()) }
+    }
+}
+
 /// Waits until the remote has what came to rest before, and the names of now.
-fn wait_for_remote(mountpoint: &Path, (begin, timeout): (Instant, Option<Duration>)) -> Outcome {
+fn wait_for_remote(
+    mountpoint: &Path, (begin, timeout): (Instant, Option<Duration>), bar: &ProgressBar,
+) -> Result<Waited, Failure> {
     let configuration = std::fs::read_to_string(mountpoint.join(".kvfs/config"));
     if configuration.is_ok_and(|text| text.lines().any(|line| line == "read_only = true")) {
         let place = mountpoint.display();
@@ -69,11 +111,14 @@ fn wait_for_remote(mountpoint: &Path, (begin, timeout): (Instant, Option<Duratio
         // What it had once says nothing while it does not answer, or after its place was emptied.
         let is_up = status_value(&status, "remote_state") == Some("up") && looks > looks_before;
         if lacking.is_none() && !lacks_names && is_up {
-            return Ok(given_up(&status).map_or_else(Report::default, |what| {
-                let text = format!("the remote will not have: {what}\n");
-                Report::ending(text, EXIT_FAILED)
-            }));
+            let told = given_up(&status);
+            let told =
+                told.map_or_else(String::new, |what| format!("the remote will not have: {what}\n"));
+            return Ok(Waited { status, told });
         }
+        let waiting = number("remote_waiting_bytes").unwrap_or(0);
+        bar.set_length(bar.length().unwrap_or(0).max(waiting));
+        bar.set_position(bar.length().unwrap_or(0) - waiting);
         if timeout.is_some_and(|timeout| begin.elapsed() >= timeout) {
             let what = match lacking {
                 Some(what) => format!("does not have yet: {what}"),
@@ -81,8 +126,8 @@ fn wait_for_remote(mountpoint: &Path, (begin, timeout): (Instant, Option<Duratio
                 None => "cannot be asked whether it has everything".to_owned(),
             };
             let state = status_value(&status, "remote_state").unwrap_or("unknown");
-            let text = format!("the remote ({state}) {what}\n");
-            return Ok(Report::ending(text, EXIT_FAILED));
+            let told = format!("the remote ({state}) {what}\n");
+            return Ok(Waited { status, told });
         }
         std::thread::sleep(LOOK_INTERVAL);
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use kvfs_os::mountinfo::{self, Mount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 
 use super::arguments::UmountArguments;
 use super::busy;
@@ -38,19 +39,26 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Unmounts.
 pub(crate) fn run(arguments: &UmountArguments) -> Outcome {
     let (mount, mounts) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
+    end(&mount, &mounts, arguments)?;
+    let named = |path: &Path| path.display().to_string();
+    let value = json!({ "store": named(&mount.source), "mountpoint": named(&mount.mountpoint) });
+    Ok(Report::answer(arguments.json, &value, String::new()))
+}
+
+fn end(mount: &Mount, mounts: &[Mount], arguments: &UmountArguments) -> Result<(), Failure> {
     let answer = ask(&mount.mountpoint, Question::Status, ANSWER_DEADLINE)
-        .map_err(|error| failed(&mount, &format!("cannot be asked: {error}")))?;
+        .map_err(|error| failed(mount, &format!("cannot be asked: {error}")))?;
     match answer {
-        Answer::Alive(status) => alive(&mount, &mounts, &status, arguments),
+        Answer::Alive(status) => alive(mount, mounts, &status, arguments),
         Answer::Dead => {
-            take_away(&mount, How::Detach)?;
+            take_away(mount, How::Detach)?;
             let place = mount.mountpoint.display();
             note(&format!("kvfs: the daemon of {place} was already gone: unmounted"));
-            Ok(Report::default())
+            Ok(())
         }
-        Answer::Stuck if arguments.force => cut_off(&mount),
+        Answer::Stuck if arguments.force => cut_off(mount),
         Answer::Stuck => Err(failed(
-            &mount,
+            mount,
             &format!(
                 "does not answer within {} seconds: wait, or cut it off with --force and lose \
                  what is not yet durable",
@@ -59,15 +67,15 @@ pub(crate) fn run(arguments: &UmountArguments) -> Outcome {
         )),
         // Somebody else's mount: only the kernel can say whether it may be taken away.
         Answer::Refused(_) => {
-            take_away(&mount, how(arguments))?;
-            wait_for_store(&mount, arguments.lazy)
+            take_away(mount, how(arguments))?;
+            wait_for_store(mount, arguments.lazy)
         }
     }
 }
 
 /// Takes a mount away that does not answer. Its daemon ends by itself then, once it has written what it has, unless one of its
 /// threads hangs: then it is killed, or the store could not be mounted again.
-fn cut_off(mount: &Mount) -> Outcome {
+fn cut_off(mount: &Mount) -> Result<(), Failure> {
     let daemon = connection::server(&mount.device);
     take_away(mount, How::Abort)?;
     let place = mount.mountpoint.display();
@@ -75,12 +83,12 @@ fn cut_off(mount: &Mount) -> Outcome {
     let before = daemon.as_ref().and_then(Process::work);
     let Some(daemon) = daemon.filter(|daemon| !daemon.wait_for_exit(CUT_OFF_EXIT_DEADLINE)) else {
         note(&format!("kvfs: {place} {cut_off}"));
-        return Ok(Report::default());
+        return Ok(());
     };
     let pid = daemon.pid();
     if before.zip(daemon.work()).is_some_and(|(before, now)| before.is_less_than(now)) {
         note(&format!("kvfs: {place} {cut_off}; its daemon (pid {pid}) still writes what it has"));
-        return Ok(Report::default());
+        return Ok(());
     }
     let killed = kill(Pid::from_raw(pid), Signal::SIGKILL);
     let end = Instant::now() + KILLED_EXIT_DEADLINE;
@@ -89,7 +97,7 @@ fn cut_off(mount: &Mount) -> Outcome {
     }
     if !daemon.has_threads() {
         note(&format!("kvfs: {place} {cut_off}, and its daemon, which hung, ended"));
-        return Ok(Report::default());
+        return Ok(());
     }
     let store = mount.source.display();
     Err(failed(
@@ -114,7 +122,9 @@ fn how(arguments: &UmountArguments) -> How {
     }
 }
 
-fn alive(mount: &Mount, mounts: &[Mount], status: &str, arguments: &UmountArguments) -> Outcome {
+fn alive(
+    mount: &Mount, mounts: &[Mount], status: &str, arguments: &UmountArguments,
+) -> Result<(), Failure> {
     let (pid, _) = daemon(status);
     let process = pid.and_then(Process::find);
     flush(mount, arguments.force)?;
@@ -127,7 +137,7 @@ fn alive(mount: &Mount, mounts: &[Mount], status: &str, arguments: &UmountArgume
     // A bind mount of the same session: its daemon goes on serving the others.
     let shared = mounts.iter().filter(|other| other.device == mount.device).count() > 1;
     let Some(process) = process.filter(|_| !shared) else {
-        return Ok(Report::default());
+        return Ok(());
     };
     let pid = process.pid();
     if arguments.lazy && !arguments.force {
@@ -143,7 +153,7 @@ fn alive(mount: &Mount, mounts: &[Mount], status: &str, arguments: &UmountArgume
             return Err(failed(mount, &line));
         }
         if process.wait_for_exit(EXIT_DEADLINE) {
-            return Ok(Report::default());
+            return Ok(());
         }
         let line = format!(
             "is unmounted, but its daemon (pid {pid}) is still working after {} seconds: do not \
@@ -152,11 +162,11 @@ fn alive(mount: &Mount, mounts: &[Mount], status: &str, arguments: &UmountArgume
         );
         return Err(failed(mount, &line));
     }
-    Ok(Report::default())
+    Ok(())
 }
 
 /// The daemon could not be asked who it is, but it holds the lock of its store to its end.
-fn wait_for_store(mount: &Mount, lazy: bool) -> Outcome {
+fn wait_for_store(mount: &Mount, lazy: bool) -> Result<(), Failure> {
     let end = Instant::now() + EXIT_DEADLINE;
     while !lazy && stale::is_locked(&mount.source) {
         if Instant::now() >= end {
@@ -165,7 +175,7 @@ fn wait_for_store(mount: &Mount, lazy: bool) -> Outcome {
         }
         std::thread::sleep(POLL_INTERVAL);
     }
-    Ok(Report::default())
+    Ok(())
 }
 
 /// What the remote of a mount does not have, which has just been flushed to the disk.

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kvfs_os::mountinfo;
+use serde_json::json;
 
 use super::config_command::converse;
-use super::output::{EXIT_FAILED, Failure, Outcome, Report};
-use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, wait};
+use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report};
+use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, status_value, wait};
+use super::status;
 
 /// How often the mount is asked what came of it.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -18,14 +20,14 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const DEADLINE: Duration = Duration::from_secs(90);
 
 const UPGRADE_HELP: &str = "\
-Programs that use the mount notice nothing but a pause of some tenths of a second: files stay open and mapped, and
-what they ask for meanwhile is answered by the new daemon. The process keeps its number. Before anything else the program
-must say that it can go on with this mount and would give it the same settings; if it cannot, or anything fails before the
+Programs that use the mount notice nothing but a pause of some tenths of a second: files stay open and mapped, and \
+what they ask for meanwhile is answered by the new daemon. The process keeps its number. Before anything else the program \
+must say that it can go on with this mount and would give it the same settings; if it cannot, or anything fails before the \
 exchange, the old daemon goes on.
 
-Refused: a mount whose requests come through io_uring (mount with --no-io-uring), that has a memory tier (--ram), a sealed
-remote or is read-only, blocks that are registered, open files in blocks/ and slots/, open questions and an open .kvfs/events.
-There: kvfs umount and kvfs mount. Metrics count anew. Only a process may that could run the program as the daemon does: of
+Refused: a mount whose requests come through io_uring (mount with --no-io-uring), that has a memory tier (--ram), a sealed \
+remote or is read-only, blocks that are registered, open files in blocks/ and slots/, open questions and an open .kvfs/events. \
+There: kvfs umount and kvfs mount. Metrics count anew. Only a process may that could run the program as the daemon does: of \
 root or the daemon's user, with its capabilities and in its namespaces.
 
 Example:
@@ -38,6 +40,9 @@ pub(crate) struct UpgradeArguments {
     /// The program that goes on; without it, what is now where the daemon's program was
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
     /// Where the cache is mounted
     mountpoint: PathBuf,
     /// This is the child that asks
@@ -59,7 +64,17 @@ pub(crate) fn run(arguments: &UpgradeArguments) -> Outcome {
     let mut child = child.arg("--").arg(&arguments.mountpoint).spawn().map_err(failed)?;
     if let Some(code) = wait(&mut child, Instant::now() + DEADLINE).map_err(failed)? {
         let exit = u8::try_from(code).unwrap_or(EXIT_FAILED);
-        return Ok(Report::ending(String::new(), exit));
+        if exit != EXIT_OK || !arguments.json {
+            return Ok(Report::ending(String::new(), exit));
+        }
+        let status = status::read(&arguments.mountpoint)?;
+        let number = |key| status_value(&status, key).and_then(|text| text.parse::<u64>().ok());
+        let value = json!({
+            "mountpoint": arguments.mountpoint.display().to_string(),
+            "pid": number("pid"),
+            "version": status_value(&status, "version"),
+        });
+        return Ok(Report::json(&value));
     }
     // It may be past killing; then it ends when the daemon does.
     let _ = child.kill();

@@ -7,6 +7,7 @@
 mod common;
 
 mod map;
+mod progress;
 mod status;
 mod stopped;
 mod terminal;

@@ -7,6 +7,7 @@
 #[macro_use]
 mod common;
 
+mod answers;
 #[path = "../files_semantics/asking.rs"]
 #[allow(dead_code, reason = "the tests of files use the rest")]
 mod asking;
@@ -17,6 +18,7 @@ mod encoded;
 mod encoded_moves;
 mod explained;
 mod faults;
+mod forecast;
 mod forged;
 mod forgotten;
 mod fsck;

@@ -33,8 +33,14 @@ use figure::Figure;
 pub use trace::TraceArguments;
 use workplace::Workplace;
 
+const BENCH_EXAMPLES: &str = "\
+Example:
+  kvfs bench tiers --dir /var/tmp
+  kvfs bench trace chat.jsonl.gz";
+
 /// Arguments of `kvfs bench`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = BENCH_EXAMPLES)]
 #[allow(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 pub struct BenchArguments {
     /// What to measure

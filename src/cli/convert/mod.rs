@@ -6,19 +6,23 @@ mod tensors;
 mod unwritten;
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use indicatif::ProgressBar;
 use kvfs_formats::slot::{Caches, Slot};
 use kvfs_formats::tensors::{Selection, Tensors, is_safetensors};
 use kvfs_formats::{Rows, SequenceFile, copy_checkpoints, sequence_files};
+use serde_json::json;
 
 use super::arguments::{ExportArguments, ImportArguments};
 use super::create::publish;
 use super::new_file::{NewFile, directory_of};
 use super::output::{Failure, Outcome, Report, bytes};
 use super::prefix::read_tokens;
+use super::progress::{self, Scale};
 use super::settings::open_regular;
 use crate::page::names::{SEQUENCES, TOKENS, format_checkpoints, format_layer};
 use crate::page::{Layer, LayerKind, Manifest, TokenStart};
@@ -70,13 +74,39 @@ impl Foreign {
     }
 }
 
-/// Makes a sequence of a file.
-pub(crate) fn import(arguments: &ImportArguments) -> Outcome {
-    import_to_text(arguments).map(Report::text)
+/// What was made of a file.
+#[derive(Debug)]
+pub(super) struct Imported {
+    sequence: PathBuf,
+    tokens: u32,
+    bytes: u64,
 }
 
-/// The same; a line that says what was made.
-pub(super) fn import_to_text(arguments: &ImportArguments) -> Result<String, Failure> {
+impl fmt::Display for Imported {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Imported { sequence, tokens, bytes: count } = self;
+        write!(formatter, "{}: {tokens} tokens, {}", sequence.display(), bytes(*count))
+    }
+}
+
+/// Makes a sequence of a file.
+pub(crate) fn import(arguments: &ImportArguments) -> Outcome {
+    let bar = progress::bar("importing", Scale::Bytes(0));
+    let imported = import_with(arguments, &bar);
+    bar.finish_and_clear();
+    let imported = imported?;
+    let value = json!({
+        "sequence": imported.sequence.display().to_string(),
+        "tokens": imported.tokens,
+        "bytes": imported.bytes,
+    });
+    Ok(Report::answer(arguments.json, &value, format!("{imported}\n")))
+}
+
+/// The same, with a bar for how far it is.
+pub(super) fn import_with(
+    arguments: &ImportArguments, bar: &ProgressBar,
+) -> Result<Imported, Failure> {
     let (from, to) = (&arguments.file, &arguments.sequence);
     let refuse = |why: String| Failure::Failed(format!("{}: {why}", from.display()));
     let token_ids = arguments.tokens.as_deref().map(read_tokens).transpose()?;
@@ -87,13 +117,12 @@ pub(super) fn import_to_text(arguments: &ImportArguments) -> Result<String, Fail
     let mut written = 0;
     let made = sequences.make(&name, |directory| {
         let path = directory.to_owned();
-        written = fill(directory, manifest, foreign.rows())
+        written = fill(directory, manifest, foreign.rows(), bar)
             .map_err(|error| SequenceError::Io { path, error })?;
         Ok(())
     });
     made.map_err(Failure::failed)?;
-    let tokens = foreign.rows().num_tokens();
-    Ok(format!("{}: {tokens} tokens, {}\n", to.display(), bytes(written)))
+    Ok(Imported { sequence: to.clone(), tokens: foreign.rows().num_tokens(), bytes: written })
 }
 
 /// The sequences among which a directory stands or shall stand, and its name.
@@ -118,8 +147,23 @@ fn sequences_above(sequence: &Path) -> Result<(Sequences, String), Failure> {
 }
 
 /// Bytes of the rows.
-fn fill(sequence: &Path, manifest: &Manifest, rows: &dyn Rows) -> io::Result<u64> {
+fn bytes_of(manifest: &Manifest, rows: &dyn Rows) -> u64 {
     let geometry = manifest.geometry();
+    let layers = (0..geometry.num_layers()).map(Layer);
+    let of_layer = layers.map(|layer| match manifest.state_shape(layer) {
+        Some(shape) => shape.payload_bytes(),
+        None => u64::from(rows.num_tokens() - rows.first_row(layer)) * geometry.row_bytes(),
+    });
+    of_layer.sum::<u64>() + rows.checkpoints_bytes()
+}
+
+/// Makes the files of the rows; tells the bytes of these.
+fn fill(
+    sequence: &Path, manifest: &Manifest, rows: &dyn Rows, bar: &ProgressBar,
+) -> io::Result<u64> {
+    let geometry = manifest.geometry();
+    let total = bytes_of(manifest, rows);
+    bar.set_length(total);
     for layer in (0..geometry.num_layers()).map(Layer) {
         DirBuilder::new().create(sequence.join(format_layer(layer)))?;
     }
@@ -133,22 +177,18 @@ fn fill(sequence: &Path, manifest: &Manifest, rows: &dyn Rows) -> io::Result<u64
         } else {
             append(&directory.join(name), &bytes)?;
         }
+        // Headers come beside the rows.
+        bar.set_position((bar.position() + bytes.len() as u64).min(total));
     }
     if rows.checkpoints_bytes() > 0 {
         let name = format_checkpoints(TokenStart(rows.num_tokens().into()));
         let mut file = File::create_new(sequence.join(name))?;
         copy_checkpoints(rows, |_, bytes| file.write_all(bytes))?;
     }
-    let layers = (0..geometry.num_layers()).map(Layer);
-    let written = layers.map(|layer| match manifest.state_shape(layer) {
-        Some(shape) => shape.payload_bytes(),
-        None => u64::from(rows.num_tokens() - rows.first_row(layer)) * geometry.row_bytes(),
-    });
-    let written = written.sum::<u64>() + rows.checkpoints_bytes();
     let tokens: Vec<u8> = rows.token_ids().iter().flat_map(|id| id.to_le_bytes()).collect();
     append(&sequence.join(TOKENS), &tokens)?;
     File::open(sequence)?.sync_all()?;
-    Ok(written)
+    Ok(total)
 }
 
 fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -197,12 +237,28 @@ pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
         return Err(refuse(&format!("has no {TOKENS}, which such a file needs")));
     }
     let made = NewFile::replacing(to).map_err(explain(to))?;
-    let written = if is_of_tensors {
-        tensors::write(made.file(), &sequence, &ids, tokens)
+    let layers = u64::from(manifest.geometry().num_layers());
+    let scale = if is_plain {
+        Scale::Bytes(tokens * layers * manifest.geometry().row_bytes())
     } else {
-        slot::write(made.file(), &sequence, arguments, (&ids, tokens))
+        Scale::BytesWithoutEnd
     };
+    let bar = progress::bar("exporting", scale);
+    let written = if is_of_tensors {
+        tensors::write(made.file(), &sequence, (&ids, tokens), &bar)
+    } else {
+        slot::write(made.file(), &sequence, arguments, (&ids, tokens), &bar)
+    };
+    bar.finish_and_clear();
     written.map_err(|why| why.explain(from, to))?;
+    let length = made.file().metadata().map_err(explain(to))?.len();
     made.publish().map_err(explain(to))?;
-    Ok(Report::text(format!("{}: {tokens} tokens\n", to.display())))
+    let value = json!({
+        "sequence": from.display().to_string(),
+        "file": to.display().to_string(),
+        "tokens": tokens,
+        "bytes": length,
+    });
+    let text = format!("{}: {tokens} tokens\n", to.display());
+    Ok(Report::answer(arguments.json, &value, text))
 }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
+use indicatif::ProgressBar;
 use kvfs_formats::slot::{
     Format, Head, RowsCache, Version, write_state_head, write_tensor_head, write_transposed_head,
 };
@@ -21,6 +22,7 @@ use crate::reader::{Sequence, Stream};
 /// [`Unwritten`].
 pub(super) fn write(
     file: &File, sequence: &Sequence, arguments: &ExportArguments, (ids, tokens): (&[u32], u64),
+    bar: &ProgressBar,
 ) -> Result<(), Unwritten> {
     let (manifest, version) = (sequence.manifest(), arguments.slot_version());
     let refuse = |why: String| format!("a slot file of llama.cpp {why}");
@@ -41,6 +43,7 @@ pub(super) fn write(
         turned: format.element_bytes.filter(|_| is_transposed),
         format: &format,
         cells,
+        bar,
     };
     let caches = format.caches();
     let parts = Parts::new(&arguments.sequence, manifest, ids);
@@ -77,6 +80,7 @@ struct Rows<'f> {
     /// Bytes of an element, where V stands as columns.
     turned: Option<u32>,
     cells: u32,
+    bar: &'f ProgressBar,
 }
 
 impl Rows<'_> {
@@ -106,6 +110,7 @@ impl Rows<'_> {
         let wanted = cache.first(self.cells)..self.cells;
         for layer in &cache.layers {
             let rows = parts.rows(*layer, wanted.clone(), is_v)?;
+            self.bar.inc(rows.len() as u64);
             match self.turned.filter(|_| is_v) {
                 Some(element_bytes) => {
                     let row_bytes = rows.len() / wanted.len();
@@ -139,6 +144,8 @@ impl Rows<'_> {
             _ => (block.k, self.geometry.k_row_bytes()),
         };
         let Tensor { bytes, strides } = tensor;
+        let heads = u64::from(self.geometry.num_kv_heads());
+        self.bar.inc(block.tokens as u64 * heads * row_bytes);
         let row_bytes = usize::try_from(row_bytes).map_err(io::Error::other)?;
         for token in 0..block.tokens {
             for head in 0..self.geometry.num_kv_heads() as usize {
@@ -156,6 +163,7 @@ impl Rows<'_> {
         write_transposed_head(&mut self.file, self.format, element_bytes)?;
         self.file.flush()?;
         let start = self.file.stream_position()?;
+        let row_bytes = u64::from(self.geometry.num_kv_heads()) * self.geometry.v_row_bytes();
         let mut first = 0;
         while let Some(run) = stream.next_run().map_err(|error| error.to_string())? {
             for block in run.blocks() {
@@ -163,9 +171,9 @@ impl Rows<'_> {
                     self.write_pieces(start, (v, block.tokens), first, element_bytes as usize)?;
                 }
                 first += block.tokens as u64;
+                self.bar.inc(block.tokens as u64 * row_bytes);
             }
         }
-        let row_bytes = u64::from(self.geometry.num_kv_heads()) * self.geometry.v_row_bytes();
         let end = start + row_bytes * u64::from(self.cells);
         self.file.seek(SeekFrom::Start(end))?;
         Ok(())

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 
+use indicatif::ProgressBar;
 use kvfs_formats::tensors::{Part, Run, Writer};
 
 use super::unwritten::Unwritten;
@@ -13,9 +14,10 @@ use crate::reader::Sequence;
 /// # Errors
 /// [`Unwritten`].
 pub(super) fn write(
-    file: &File, sequence: &Sequence, token_ids: &[u32], tokens: u64,
+    file: &File, sequence: &Sequence, (token_ids, tokens): (&[u32], u64), bar: &ProgressBar,
 ) -> Result<(), Unwritten> {
-    let writer = Writer::new(file, sequence.manifest().geometry(), token_ids.len(), tokens)?;
+    let geometry = sequence.manifest().geometry();
+    let writer = Writer::new(file, geometry, token_ids.len(), tokens)?;
     writer.begin(token_ids)?;
     let mut stream = sequence.stream(0..tokens).map_err(|error| error.to_string())?;
     while let Some(layer) = stream.layer() {
@@ -32,6 +34,7 @@ pub(super) fn write(
                     put(Part::V, rows.bytes, rows.strides)?;
                 }
                 first += count as u64;
+                bar.inc(count as u64 * geometry.row_bytes());
             }
         }
     }

@@ -20,8 +20,8 @@ use super::summary::Summary;
 use crate::page::names::{MANIFEST, TOKENS};
 
 const DIFF_HELP: &str = "\
-Of pages and tails each value of K and V is compared; equal are those with the same bits. Of sequences and models the
-tokens are compared, and the files of each layer: \"shared\" are stored once, \"identical\" have the same bits, \"rounded\"
+Of pages and tails each value of K and V is compared; equal are those with the same bits. Of sequences and models the \
+tokens are compared, and the files of each layer: \"shared\" are stored once, \"identical\" have the same bits, \"rounded\" \
 is one that is the lossy copy of the other. Nothing is fetched without --fetch.
 
 Exits with 0 if they are equal, with 1 if they differ, with 2 if that cannot be told.

@@ -16,6 +16,7 @@ use super::output::{EXIT_FAILED, EXIT_OK, Outcome, Report};
 
 /// `kvfs doctor`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: kvfs doctor --store /var/lib/kvfs --remote s3://bucket/kv")]
 pub(crate) struct DoctorArguments {
     /// A program (llama-server), the number of a running one, or the directory of an engine's libraries [default:
     /// look at this machine]

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::output::{Failure, Outcome, Report, complain};
 use super::prefix::{read, read_tokens};
@@ -28,6 +28,17 @@ use save::{Saver, remove_rests};
 use server::Server;
 use state::SlotState;
 use watch::WatchArguments;
+
+/// Of the commands together.
+pub(super) const SLOTS_EXAMPLE: &str =
+    "Example: kvfs slots watch --directory /mnt/kv/files/slots /mnt/kv/models/llama";
+
+const SAVE_EXAMPLE: &str =
+    "Example: kvfs slots save --directory /mnt/kv/files/slots /mnt/kv/models/llama";
+
+const RESTORE_EXAMPLE: &str = "\
+Example:
+  kvfs slots restore --directory /mnt/kv/files/slots --prompt request.json /mnt/kv/models/llama";
 
 /// `kvfs slots`.
 #[derive(Debug, Subcommand)]
@@ -61,15 +72,20 @@ pub(crate) struct ServerArguments {
 
 /// `kvfs slots save`.
 #[derive(Debug, Args)]
+#[command(after_help = SAVE_EXAMPLE)]
 pub(crate) struct SaveSlotArguments {
     #[command(flatten)]
     pub server: ServerArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     /// The model's directory, `MOUNT/models/NAME`
     pub model: PathBuf,
 }
 
 /// `kvfs slots restore`.
 #[derive(Debug, Args)]
+#[command(after_help = RESTORE_EXAMPLE)]
 pub(crate) struct RestoreSlotArguments {
     #[command(flatten)]
     pub server: ServerArguments,
@@ -84,6 +100,9 @@ pub(crate) struct RestoreSlotArguments {
     /// `KVFS_MODEL`
     #[arg(long)]
     pub mapped: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     /// The model's directory, `MOUNT/models/NAME`
     pub model: PathBuf,
 }
@@ -108,12 +127,14 @@ fn save(arguments: &SaveSlotArguments) -> Outcome {
     remove_rests(&arguments.model)?;
     let naming = Naming::of(&server, &directory_name(&arguments.model));
     let saver = Saver { server: &server, model: &arguments.model, naming: &naming };
-    let mut text = String::new();
+    let (mut text, mut told) = (String::new(), Vec::new());
     for slot in slots {
-        text += &saver.save(slot)?.to_string();
+        let kept = saver.save(slot)?;
+        text += &kept.to_string();
         text.push('\n');
+        told.push(kept.to_json());
     }
-    Ok(Report::text(text))
+    Ok(Report::answer(arguments.json, &json!({ "slots": told }), text))
 }
 
 fn restore(arguments: &RestoreSlotArguments) -> Outcome {
@@ -128,7 +149,7 @@ fn restore(arguments: &RestoreSlotArguments) -> Outcome {
             if restored.is_empty() {
                 complain("kvfs", &format!("nothing is restored: {}", source.why_none()?));
             }
-            return report(restored);
+            return report(restored, arguments.json);
         }
     };
     let found = longest_prefix(&model, &prompt).map_err(Failure::failed)?;
@@ -139,9 +160,13 @@ fn restore(arguments: &RestoreSlotArguments) -> Outcome {
     let slot = server.numbers(SlotState::is_unused)?.first().copied();
     let slot =
         slot.ok_or_else(|| Failure::Failed("every slot is used: --slot names one".into()))?;
-    let text = source.restore_slot(slot, &sequence)?;
+    let outcome = Ok(source.restore_slot(slot, &sequence)?);
+    let restored = Restored { slot, sequence, outcome };
     let (tokens, length) = (found.tokens, prompt.len());
-    Ok(Report::text(format!("{text}, {tokens} of {length} of the prompt are among them\n")))
+    let prompt = json!({ "tokens": length, "found_tokens": tokens });
+    let value = json!({ "slots": [restored.to_json()], "prompt": prompt });
+    let text = restored.line() + &format!(", {tokens} of {length} of the prompt are among them\n");
+    Ok(Report::answer(arguments.json, &value, text))
 }
 
 /// What the server makes of a prompt: of messages by the model's template, else of the text as it is.
@@ -156,13 +181,17 @@ fn prompt_tokens(server: &Server, text: &[u8]) -> Result<Vec<u32>, Failure> {
 }
 
 /// What was restored, unless nothing was.
-fn report(restored: Vec<Restored>) -> Outcome {
+fn report(restored: Vec<Restored>, is_json: bool) -> Outcome {
+    let told: Vec<Value> = restored.iter().map(Restored::to_json).collect();
     let text: String = restored.iter().map(|restored| restored.line() + "\n").collect();
     let has_any = restored.iter().any(|restored| restored.outcome.is_ok());
     let refused = restored.into_iter().rev().find_map(|restored| restored.outcome.err());
     match refused {
         Some(failure) if !has_any => Err(failure),
-        _ => Ok(Report::text(text)),
+        _ => {
+            let value = json!({ "slots": told, "prompt": null });
+            Ok(Report::answer(is_json, &value, text))
+        }
     }
 }
 
@@ -183,12 +212,16 @@ mod tests {
     #[test]
     fn a_restore_fails_where_nothing_was_restored() {
         let restored = |outcome| Restored { slot: 0, sequence: PathBuf::from("/s"), outcome };
-        let good = || restored(Ok("good".to_owned()));
+        let good = || restored(Ok(7));
         let bad = |line: &str| restored(Err(Failure::Failed(line.to_owned())));
-        assert_eq!(report(Vec::new()), Ok(Report::default()));
-        let text = "good\nslot 0: /s: no room\n".to_owned();
-        assert_eq!(report(vec![good(), bad("no room")]), Ok(Report::text(text)));
-        let failed = report(vec![bad("first"), bad("last")]);
+        assert_eq!(report(Vec::new(), false), Ok(Report::default()));
+        let text = "slot 0: /s: 7 tokens restored\nslot 0: /s: no room\n".to_owned();
+        assert_eq!(report(vec![good(), bad("no room")], false), Ok(Report::text(text)));
+        let told = report(vec![good(), bad("no room")], true).unwrap().text;
+        let told: Value = serde_json::from_str(&told).unwrap();
+        let refused = json!({ "slot": 0, "sequence": "/s", "tokens": null, "why": "no room" });
+        assert_eq!((&told["slots"][0]["tokens"], &told["slots"][1]), (&json!(7), &refused));
+        let failed = report(vec![bad("first"), bad("last")], false);
         assert_eq!(failed, Err(Failure::Failed("last".to_owned())));
     }
 }

@@ -6,6 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use serde_json::{Value, json};
+
 use super::server::{Exchanged, Server};
 use super::state::SlotState;
 use crate::cli::output::Failure;
@@ -35,19 +37,26 @@ pub(super) struct Source<'a> {
 pub(super) struct Restored {
     pub(super) slot: u64,
     pub(super) sequence: PathBuf,
-    /// A line without its end that says what was restored.
-    pub(super) outcome: Result<String, Failure>,
+    /// How many tokens were restored.
+    pub(super) outcome: Result<u64, Failure>,
 }
 
 impl Restored {
     /// A line without its end.
     pub(super) fn line(&self) -> String {
-        match &self.outcome {
-            Ok(line) => line.clone(),
-            Err(why) => {
-                format!("slot {}: {}: {}", self.slot, self.sequence.display(), why.line())
-            }
-        }
+        let told = match &self.outcome {
+            Ok(tokens) => format!("{tokens} tokens restored"),
+            Err(why) => why.line().to_owned(),
+        };
+        format!("slot {}: {}: {told}", self.slot, self.sequence.display())
+    }
+
+    /// The same for programs.
+    pub(super) fn to_json(&self) -> Value {
+        let sequence = self.sequence.display().to_string();
+        let why = self.outcome.as_ref().err().map(Failure::line);
+        let tokens = self.outcome.as_ref().ok();
+        json!({ "slot": self.slot, "sequence": sequence, "tokens": tokens, "why": why })
     }
 }
 
@@ -86,8 +95,8 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// A line without its end that says what was restored.
-    pub(super) fn restore_slot(&self, slot: u64, sequence: &Path) -> Result<String, Failure> {
+    /// How many tokens were restored.
+    pub(super) fn restore_slot(&self, slot: u64, sequence: &Path) -> Result<u64, Failure> {
         let name = sequence.file_name().unwrap_or_default();
         let read = |suffix: &str| {
             let mut name = name.to_owned();
@@ -101,10 +110,9 @@ impl<'a> Source<'a> {
         // A server does not say which version it reads, and refuses the other.
         let answer = read(newer).or_else(|_| read(older));
         let answer = answer.map_err(|failure| self.explain(slot, sequence).unwrap_or(failure))?;
-        let tokens = &answer["n_restored"];
-        let known = self.tokens_restored.get();
-        self.tokens_restored.set(known + tokens.as_u64().unwrap_or(0));
-        Ok(format!("slot {slot}: {}: {tokens} tokens restored", sequence.display()))
+        let tokens = answer["n_restored"].as_u64().unwrap_or(0);
+        self.tokens_restored.set(self.tokens_restored.get() + tokens);
+        Ok(tokens)
     }
 
     /// What a server means that refuses a slot: it has the same words for everything.

@@ -6,12 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use indicatif::ProgressBar;
 use kvfs_formats::Rows;
+use serde_json::{Value, json};
 
 use super::name::{self, Naming};
 use super::server::Server;
 use crate::cli::arguments::ImportArguments;
-use crate::cli::convert::import_to_text;
+use crate::cli::convert::import_with;
 use crate::cli::output::Failure;
 use crate::page::names::{SEQUENCES, WORK_SUFFIX};
 use crate::reader::{Sequence, longest_prefix};
@@ -25,6 +27,7 @@ pub(super) struct Saved {
     pub(super) sequence: Option<PathBuf>,
     /// The rest of a line.
     told: String,
+    tokens: u32,
     /// Whether anything was written.
     pub(super) is_new: bool,
     /// For how long the server wrote the slot, and did nothing else.
@@ -34,6 +37,15 @@ pub(super) struct Saved {
 impl fmt::Display for Saved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "slot {}: {}", self.slot, self.told)
+    }
+}
+
+impl Saved {
+    /// The same for programs.
+    pub(super) fn to_json(&self) -> Value {
+        let sequence = self.sequence.as_ref().map(|path| path.display().to_string());
+        let (slot, tokens, is_new) = (self.slot, self.tokens, self.is_new);
+        json!({ "slot": slot, "sequence": sequence, "tokens": tokens, "new": is_new })
     }
 }
 
@@ -59,6 +71,7 @@ impl Saver<'_> {
                 slot,
                 sequence: None,
                 told: "empty".to_owned(),
+                tokens: 0,
                 is_new: false,
                 stopped,
             });
@@ -67,7 +80,8 @@ impl Saver<'_> {
             let held = Sequence::open(&sequence).and_then(|sequence| sequence.valid_tokens());
             if held.is_ok_and(|held| held >= u64::from(count)) {
                 let told = format!("{}: {count} tokens, as before", sequence.display());
-                return Ok(Saved { slot, sequence: Some(sequence), told, is_new: false, stopped });
+                let sequence = Some(sequence);
+                return Ok(Saved { slot, sequence, told, tokens: count, is_new: false, stopped });
             }
             // A limit has taken its end, or somebody was stopped while it was made.
             self.remove(&sequence)?;
@@ -77,12 +91,13 @@ impl Saver<'_> {
         let earlier = before.as_deref().and_then(name_of);
         let name = self.naming.name(self.server, tokens, earlier, SystemTime::now());
         let sequence = self.model.join(SEQUENCES).join(name);
-        let told = import_to_text(&ImportArguments::of_slot(file.path.clone(), sequence.clone()))?;
+        let arguments = ImportArguments::of_slot(file.path.clone(), sequence.clone());
+        let told = import_with(&arguments, &ProgressBar::hidden())?.to_string();
         if let Some(before) = before {
             self.remove(&before)?;
         }
-        let told = told.trim_end().to_owned();
-        Ok(Saved { slot, sequence: Some(sequence), told, is_new: true, stopped })
+        let sequence = Some(sequence);
+        Ok(Saved { slot, sequence, told, tokens: count, is_new: true, stopped })
     }
 
     /// Another who saves the same may have been faster.

@@ -96,7 +96,7 @@ pub struct Report {
     pub bytes_read: u64,
 }
 
-/// Checks an open, unmounted store. `progress` is told how many objects of how many are done.
+/// Checks an open, unmounted store. `progress` is told how many bytes of how many are read.
 pub fn run(
     store: &Store, options: &FsckOptions, progress: &dyn Fn(u64, u64),
 ) -> Result<Report, StoreError> {

@@ -55,11 +55,11 @@ const WAIT: Duration = Duration::from_secs(1);
 const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
 
 const WATCH_HELP: &str = "\
-A conversation is saved when its turn has ended, at the next look at the server, and not while its
-slot works. It becomes a sequence that is called by its first words, the time, the model and a hash
-of its tokens; one that went on takes the place of what it was. How many are kept is a matter of the
-mount's limits (kvfs quota). When the server starts, the latest conversations go into its slots, where
-it finds them by the beginning of a prompt; it is not told of prompts itself, so a conversation that
+A conversation is saved when its turn has ended, at the next look at the server, and not while its \
+slot works. It becomes a sequence that is called by its first words, the time, the model and a hash \
+of its tokens; one that went on takes the place of what it was. How many are kept is a matter of the \
+mount's limits (kvfs quota). When the server starts, the latest conversations go into its slots, where \
+it finds them by the beginning of a prompt; it is not told of prompts itself, so a conversation that \
 is in no slot is computed, unless kvfs slots restore --prompt brings it before.
 
 Example: kvfs slots watch --directory /mnt/kv/files/slots /mnt/kv/models/llama";

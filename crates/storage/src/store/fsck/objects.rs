@@ -17,10 +17,12 @@ use crate::store::record::{
 pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Result<(), StoreError> {
     let files: BTreeMap<ObjectId, InodeId> =
         image.inodes.iter().filter_map(|(id, inode)| Some((inode.file()?.object?, *id))).collect();
-    let total = files.len() as u64;
+    let total = files.iter().map(|(object, id)| bytes_to_read(image, *object, *id)).sum();
+    let mut done = 0;
     // In the order of the numbers: objects written together lie together on the disk.
-    for (done, (object, id)) in files.iter().enumerate() {
-        progress(done as u64, total);
+    for (object, id) in &files {
+        progress(done, total);
+        done += bytes_to_read(image, *object, *id);
         if image.lost.contains_key(id) {
             continue;
         }
@@ -64,6 +66,13 @@ pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Resul
     }
     drop_lost(image);
     Ok(())
+}
+
+/// What a file's object has for a check to read, as far as its record says the truth.
+fn bytes_to_read(image: &Image<'_>, object: ObjectId, id: InodeId) -> u64 {
+    let file = image.inodes.get(&id).and_then(Inode::file);
+    let is_read = image.options.reads(object.0) && !image.has_left(object);
+    file.filter(|_| is_read).map_or(0, |file| file.size)
 }
 
 /// The disk's raw copy of an object makes room for another one. Whether it did.
