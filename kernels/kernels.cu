@@ -13,7 +13,7 @@
 
 using namespace kvfs;
 
-// Without a number of blocks that shall fit on a multiprocessor at once, the assembler may aim at so
+// Without a number of blocks that must fit on a multiprocessor at once, the assembler may aim at so
 // many that registers spill.
 #define KERNEL(name, BLOCKS, Arguments, ...)                                                \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS) name(const Arguments a) { \

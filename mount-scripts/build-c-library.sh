@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Dependencies have symbols of their own for C; a program shall see those of kvfs alone.
+# Dependencies have symbols of their own for C; a program must see those of kvfs alone.
 built=$(cargo rustc --locked --package kvfs-c --lib --crate-type cdylib,staticlib "$@" --message-format=json-render-diagnostics -- \
     -C link-arg=-Wl,-soname,libkvfs.so -C link-arg=-Wl,--exclude-libs,ALL |
     sed -n 's/.*"filenames":\["\([^"]*libkvfs_c\.[a-z]*\)","\([^"]*libkvfs_c\.[a-z]*\)"\].*/\1\n\2/p')

@@ -246,3 +246,67 @@ fn a_call_ends_with_its_own_parenthesis() {
     let source = r#"log::info!("a \" ) {}", of(1)); log::info!("{b:?}")"#;
     assert_eq!(calls(source, "log::info!("), [r#""a \" ) {}", of(1)"#, r#""{b:?}""#]);
 }
+
+/// A word of treaties, which says neither who does something nor whether it is done. Put together, for this file is
+/// looked through as well.
+const TREATY_WORD: &str = concat!("sh", "all");
+/// What users read says these in plain words, or with the term of the field.
+const PHRASES: [(&str, &str); 7] = [
+    ("longest beginning", "longest prefix"),
+    ("nobody refers to", "unreferenced"),
+    ("at rest", "closed by its last writer"),
+    ("come to rest", "is closed by its last writer"),
+    ("comes to rest", "is closed by its last writer"),
+    ("came to rest", "was closed by its last writer"),
+    ("coming to rest", "is closed by its last writer"),
+];
+/// What people read in files with these endings are documents, comments and messages.
+const TEXTS: [&str; 11] = ["md", "rs", "py", "pyi", "sh", "c", "h", "cpp", "cu", "toml", "service"];
+/// The glossary explains the first of its words by what it means, and the second by the first.
+const GLOSSARY: [&str; 2] = ["| at rest |", "| settled |"];
+
+/// The words of a text with a space on both sides of each, as phrases run over the ends of lines.
+fn running(text: &str) -> String {
+    let lines = text.lines().filter(|line| !GLOSSARY.iter().any(|row| line.starts_with(row)));
+    let is_between = |character: char| !character.is_alphanumeric() && character != '_';
+    let words = lines.flat_map(|line| line.split(is_between)).filter(|word| !word.is_empty());
+    format!(" {} ", words.collect::<Vec<_>>().join(" ").to_lowercase())
+}
+
+/// Whether a running text has a word or a phrase.
+fn says(text: &str, phrase: &str) -> bool {
+    text.contains(&format!(" {phrase} "))
+}
+
+/// Whether users read a file: a document, the help of a command or of Python's calls.
+fn is_for_users(name: &Path) -> bool {
+    let is_document = name.extension().is_some_and(|found| found == "md");
+    let is_of_developers =
+        ["ARCHITECTURE.md", "CHANGELOG.md"].iter().any(|developers| name == Path::new(developers));
+    (is_document && !is_of_developers) || name.starts_with("src/cli") || name.starts_with("python")
+}
+
+#[test]
+fn words_are_plain() {
+    let mut checked = [0; 2];
+    for path in TEXTS.into_iter().flat_map(files) {
+        let name = path.strip_prefix(root()).unwrap();
+        if name.starts_with("tests/fixtures") {
+            continue;
+        }
+        let text = running(&std::fs::read_to_string(&path).unwrap());
+        assert!(!says(&text, TREATY_WORD), "{}: {TREATY_WORD:?}", name.display());
+        checked[0] += 1;
+        if is_for_users(name) {
+            for (phrase, plain) in PHRASES {
+                assert!(!says(&text, phrase), "{}: {phrase:?}, say {plain:?}", name.display());
+            }
+            checked[1] += 1;
+        }
+    }
+    assert!(checked[0] > 800 && checked[1] > 100, "only {checked:?} files were looked through");
+    let text =
+        running("/// What nobody\n    /// refers to: `is_at_rest`.\n| at rest | not open |\n");
+    assert_eq!(text, " what nobody refers to is_at_rest ");
+    assert!(says(&text, "nobody refers to") && !says(&text, "at rest"));
+}

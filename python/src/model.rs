@@ -187,7 +187,7 @@ impl Model {
         self.manifest.geometry().layout().name()
     }
 
-    /// The sequence that has the longest beginning of a prompt, and how many tokens that is.
+    /// The sequence that has the longest prefix of a prompt, and how many tokens that is.
     #[pyo3(name = "match")]
     fn find(slf: &Bound<'_, Self>, tokens: &Bound<'_, PyAny>) -> PyResult<Match> {
         let py = slf.py();

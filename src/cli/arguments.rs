@@ -89,7 +89,7 @@ pub(crate) enum Command {
     Inspect(InspectArguments),
     /// Compare two pages, tails, sequences or models: exits with 0 if they are equal, 1 if not, 2 if that cannot be told
     Diff(DiffArguments),
-    /// Say which sequence of a model has the longest beginning of a prompt
+    /// Say which sequence of a model has the longest prefix of a prompt
     Match(MatchArguments),
     /// Tell where a page lies in a file that an engine lays out itself, or ask for it
     #[command(subcommand, after_help = "Example: kvfs block show /mnt/kv/models/llama $HASH.000")]
@@ -111,14 +111,14 @@ pub(crate) enum Command {
     Model(ModelCommand),
     /// Limit what a directory may hold, and for how long
     Quota(QuotaArguments),
-    /// Delete what nobody refers to from the remote and from the store
+    /// Delete unreferenced objects from the remote and from the store
     Gc(GcArguments),
     /// Look into a remote, or make a key that seals one
     #[command(subcommand, after_help = "Example: kvfs remote ls s3://bucket/kv")]
     Remote(RemoteCommand),
     /// Compare everything that a mount stores with its checksums, and mend what can be mended
     Scrub(ScrubArguments),
-    /// Say whether an engine can keep its KV cache in a mount, and what mends it if not
+    /// Say what machine, store and remote lack for a mount, or an engine to keep its KV cache in one, and what mends it
     Doctor(DoctorArguments),
     /// Check a store that is not mounted
     Fsck(FsckArguments),
@@ -163,7 +163,7 @@ pub(crate) struct UmountArguments {
 #[derive(Debug, Args)]
 #[command(after_help = "Example: kvfs sync --remote --timeout 15m /mnt/kv")]
 pub(crate) struct SyncArguments {
-    /// Wait until the remote has, verified and named, everything that is at rest and may leave the disk
+    /// Wait until the remote has, verified and named, everything that nobody writes any more and that may leave the disk
     #[arg(long)]
     pub remote: bool,
     /// How long to wait for the remote, such as 15m: then say what it lacks, and exit with 1

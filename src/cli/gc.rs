@@ -1,4 +1,4 @@
-//! `kvfs gc`: has the daemon of a mount delete what nobody refers to, which has the remote's
+//! `kvfs gc`: has the daemon of a mount delete unreferenced objects, which has the remote's
 //! credentials and knows what is under way.
 
 use std::ffi::CStr;

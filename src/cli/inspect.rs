@@ -229,7 +229,7 @@ fn tokens(path: &Path, file_bytes: u64, summary: &mut Summary) -> io::Result<()>
     Ok(())
 }
 
-/// Whether opening a file would fetch or decode its bytes. Who only wants to know what it is shall not
+/// Whether opening a file would fetch or decode its bytes. Who only wants to know what it is must not
 /// bring it here.
 pub(super) fn is_away(path: &Path) -> bool {
     let read = |name| sys::extended_attribute(path, name).ok().flatten();

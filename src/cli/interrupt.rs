@@ -28,7 +28,7 @@ pub(super) enum Ended {
 pub(super) fn before_end(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let mut ending = SigSet::empty();
     for signal in ENDING {
-        // As under nohup: it shall end nothing.
+        // As under nohup: it ends nothing.
         if !is_ignored(signal)? {
             ending.add(signal);
         }

@@ -1,7 +1,7 @@
 //! `kvfs promote` and `kvfs evict`: move files between the tiers of the mount that they are in.
 //!
 //! Each file is asked for by setting its `user.kvfs.tier`. The daemon answers when the file is
-//! nearer; a file that shall leave for the remote is only noted, so it is watched until it has
+//! nearer; a file that is to leave for the remote is only noted, so it is watched until it has
 //! gone. Interrupting the command leaves what was asked for under way. With `--dry-run` nothing is asked for (`forecast`).
 
 mod forecast;
@@ -38,7 +38,7 @@ const THREADS: usize = 4;
 /// How long a file may stay in use, or the remote away, before it is given up: the release of a
 /// file that was just closed takes milliseconds, a server that restarts some seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often files that shall leave are looked at, and how many of them: a look is a system call.
+/// How often files that are to leave are looked at, and how many of them: a look is a system call.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 const LOOKS_MAX: usize = 512;
 
@@ -331,7 +331,7 @@ fn explain(todo: &Todo, file: &Path, error: &io::Error) -> String {
     }
 }
 
-/// A file that shall leave.
+/// A file that is to leave.
 struct Waiting<'a> {
     file: &'a Candidate,
     /// Since when nothing but a user or the remote keeps it here.

@@ -145,7 +145,7 @@ impl NewFile {
     }
 
     /// Replaces a regular file that has the name, with its permissions; through a symbolic link the one that it leads
-    /// to. A device or a pipe is not replaced: whoever names one does not mean that it shall go.
+    /// to. A device or a pipe is not replaced: whoever names one does not want it gone.
     pub(super) fn replacing(name: &Path) -> io::Result<NewFile> {
         let old = match fs::metadata(name) {
             Ok(old) => old,

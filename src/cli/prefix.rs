@@ -1,4 +1,4 @@
-//! `kvfs match`: which sequence of a model has the longest beginning of a prompt.
+//! `kvfs match`: which sequence of a model has the longest prefix of a prompt.
 
 use std::fmt::Display;
 use std::fs::File;

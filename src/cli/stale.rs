@@ -1,4 +1,4 @@
-//! What to do about a kvfs that is already mounted where the new one shall be.
+//! What to do about a kvfs that is already mounted where the new one is to be.
 //!
 //! A mount whose daemon died is cleared, but only if that is certain: it is ours by its type, it
 //! answers ENOTCONN, and nobody holds the lock of its store. A daemon that was cut off may still

@@ -85,7 +85,7 @@ impl Waited {
     }
 }
 
-/// Waits until the remote has what came to rest before, and the names of now.
+/// Waits until the remote has what its last writer has closed before, and the names of now.
 fn wait_for_remote(
     mountpoint: &Path, (begin, timeout): (Instant, Option<Duration>), bar: &ProgressBar,
 ) -> Result<Waited, Failure> {

@@ -286,7 +286,7 @@ EXPORTED int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, v
     NEEDS_CONTEXT;
     FAIL_AS_PLANNED("cuMemcpyHtoDAsync");
     if (!device_memory().holds(to, bytes)) return ILLEGAL_ADDRESS;
-    // The driver copies other memory before it returns; nothing here shall need that.
+    // The driver copies other memory before it returns; nothing here may need that.
     if (!host_memory().holds(reinterpret_cast<uintptr_t>(from), bytes)) return INVALID_VALUE;
     const bool is_small = bytes < 8 << 10;
     if (forgets("end") && !is_small) bytes -= std::min<size_t>(bytes, 64);

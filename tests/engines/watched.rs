@@ -135,7 +135,7 @@ fn conversations_are_kept_without_anyone_asking(mode: Mode) {
     engine.kill();
 }
 
-/// What has changed since the last look is saved when the command shall end.
+/// What has changed since the last look is saved when the command is told to end.
 #[test]
 fn the_last_turn_is_saved_at_the_end() {
     require!(fuse, xllamacpp);
@@ -206,7 +206,7 @@ fn servers_that_lack_something() {
         let watch = place.watch();
         watch.wait_for_complaint(expected[0]);
         engine.complete_in(-1, OTHER);
-        eventually("what it shall do", || {
+        eventually("what is expected", || {
             let complained = watch.complained();
             let has_said = expected.iter().all(|expected| complained.contains(expected));
             (has_said && sequences(&place.model()).len() == saved).then_some(())

@@ -16,7 +16,7 @@ in_both_modes!(
 
 fn what_is_removed_for_good_is_nowhere_in_the_store(mode: Mode) {
     let mount = packing(mode);
-    let secret = b"a prompt that nobody shall ever see again";
+    let secret = b"a prompt that nobody may ever see again";
     std::fs::write(mount.files("secret"), secret).unwrap();
     let kept = make(&mount, 20);
     commit(&mount);

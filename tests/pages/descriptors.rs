@@ -49,7 +49,7 @@ const ALL: [What; 6] =
 struct Held<'a> {
     mount: &'a Mount,
     what: What,
-    /// Where it is made, and where it shall be.
+    /// Where it is made, and where it is to be.
     paths: [PathBuf; 2],
     bytes: Vec<u8>,
     descriptors: Vec<File>,

@@ -94,7 +94,7 @@ fn an_open_leaves_a_trace_unless_it_asks_for_none(mode: Mode) {
     let mount = Mount::new(mode);
     let directory = mount.files("cache");
     fs::create_dir(&directory).unwrap();
-    // From now on opens are noted.
+    // All of them keep within this one: none goes before the opens.
     limit(&directory, "quota", 6 * FILE_BYTES as u64);
     let files = write_files(&mount, &directory, 4);
     drop(open(&files[0], libc::O_RDONLY).unwrap());

@@ -1,4 +1,4 @@
-//! `kvfs gc`: what nobody refers to goes, and nothing else.
+//! `kvfs gc`: unreferenced objects go, and nothing else.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};

@@ -49,7 +49,7 @@ pub fn default_threads(passthrough: Passthrough) -> usize {
     }
 }
 
-/// Whether the kernel shall read and write files itself.
+/// Whether the kernel is to read and write files itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Passthrough {
     /// If it can.

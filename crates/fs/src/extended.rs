@@ -20,7 +20,7 @@ const OWN_PREFIX: &[u8] = b"user.kvfs.";
 pub(crate) const TIER: &[u8] = b"user.kvfs.tier";
 /// Attributes for those who run the machine: the kernel lets others neither read nor set them (xattr(7)).
 const TRUSTED_PREFIX: &[u8] = b"trusted.";
-/// What a file that shall move waits for.
+/// What a file that is to move waits for.
 const MOVING: &[u8] = b"user.kvfs.moving";
 /// A file that stays. Stored.
 pub(crate) const PIN: &[u8] = b"user.kvfs.pin";

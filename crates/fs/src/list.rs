@@ -9,7 +9,7 @@ use kvfs_storage::store::record::{InodeId, Kind};
 /// many with their attributes take some 3 ms. It asks for the rest.
 const LINES_AT_ONCE: usize = 512;
 
-/// What a listing shall carry.
+/// What a listing is to carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listing {
     /// Names and types.

@@ -32,7 +32,7 @@ const WISHES_MAX: usize = 1 << 17;
 /// Wishes looked at without letting go of the state; as many leave between two commits.
 const BATCH: usize = 256;
 
-/// Files that shall leave the disk, and the objects that they had when somebody asked.
+/// Files that are to leave the disk, and the objects that they had when somebody asked.
 #[derive(Debug, Default)]
 pub(super) struct Wishes(Mutex<BTreeMap<InodeId, ObjectId>>);
 
@@ -41,7 +41,7 @@ impl Wishes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file shall leave. False if too many wait.
+    /// Notes that the file is to leave. False if too many wait.
     fn add(&self, id: InodeId, object: ObjectId) -> bool {
         let mut held = self.held();
         let has_room = held.len() < WISHES_MAX || held.contains_key(&id);
@@ -56,7 +56,7 @@ impl Wishes {
         self.held().remove(&id).is_some()
     }
 
-    /// Files that shall leave.
+    /// Files that are to leave.
     pub(super) fn count(&self) -> usize {
         self.held().len()
     }
@@ -119,7 +119,7 @@ pub(super) struct Movement<'a> {
 }
 
 impl Movement<'_> {
-    /// Moves a file to the tier that `word` names, or notes that it shall move there.
+    /// Moves a file to the tier that `word` names, or notes that it is to move there.
     pub(super) fn set_tier(&self, id: InodeId, word: &[u8]) -> Result<(), FsError> {
         let tiers = [Tier::Ram, Tier::Ssd, Tier::Remote];
         let tier = tiers.into_iter().find(|tier| tier.name().as_bytes() == word);
@@ -130,7 +130,7 @@ impl Movement<'_> {
         }
     }
 
-    /// What a file that shall leave waits for.
+    /// What a file that is to leave waits for.
     pub(super) fn waits_for(&self, id: InodeId) -> Result<&'static str, FsError> {
         let tiers = self.residency.tiers.ok_or(FsError::NoAttribute)?;
         let object = tiers.wishes.held().get(&id).copied().ok_or(FsError::NoAttribute)?;
@@ -297,7 +297,7 @@ impl Movement<'_> {
         ram.arrived(object, id)?.map(drop).ok_or(FsError::InUse)
     }
 
-    /// Lets the files leave that shall and may; how many left.
+    /// Lets the files leave that are to and may; how many left.
     pub(super) fn grant_wishes(&self, tiers: &Tiers) -> Result<usize, FsError> {
         let (mut last, mut granted) = (InodeId(0), 0);
         while !tiers.is_closing() {
@@ -337,7 +337,7 @@ impl Movement<'_> {
         Ok(left_disk && self.core.store.ram.as_ref().is_none_or(|ram| ram.let_leave(object)))
     }
 
-    /// Whether a file that shall leave is among those that wait.
+    /// Whether a file that is to leave is among those that wait.
     pub(super) fn withdraw_wish(&self, id: InodeId) -> Result<(), FsError> {
         let tiers = self.residency.tiers.filter(|tiers| tiers.wishes.is_waiting(id));
         let tiers = tiers.ok_or(FsError::NoAttribute)?;

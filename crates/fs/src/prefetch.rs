@@ -68,7 +68,7 @@ pub struct Prefetch {
     way: OnceLock<Way>,
 }
 
-/// Where pages go that shall come nearer, and what counts them.
+/// Where pages go that are to come nearer, and what counts them.
 #[derive(Debug)]
 struct Way {
     queue: Sender<Ahead>,
@@ -93,7 +93,7 @@ enum Fate {
 }
 
 impl Prefetch {
-    /// Where pages go that shall be nearer when they are opened; [`Prefetcher::fetch`] takes them out.
+    /// Where pages go that are to be nearer when they are opened; [`Prefetcher::fetch`] takes them out.
     pub fn through(&self, queue: Sender<Ahead>, counters: Counters) {
         let _ = self.way.set(Way { queue, counters });
     }

@@ -48,7 +48,7 @@ pub struct Tiers {
     flights: Flights<ObjectId, Result<Landed, RemoteError>>,
     pub(super) wishes: Wishes,
     pub(super) publication: Publication,
-    /// Somebody read the status, so what it says of the remote shall be of now.
+    /// Somebody read the status, so what it says of the remote must be of now.
     pub(super) look_asked: AtomicBool,
     /// How often the place was looked at, was the remote, and had what it should have.
     pub(super) looks: AtomicU64,

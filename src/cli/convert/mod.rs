@@ -29,7 +29,7 @@ use crate::page::{Layer, LayerKind, Manifest, TokenStart};
 use crate::reader::Sequence;
 use crate::sequence::{SequenceError, Sequences};
 
-/// What a file is called that shall have tensors in it.
+/// What a file is called that is to hold tensors.
 const TENSORS_EXTENSION: &str = "safetensors";
 
 fn explain(path: &Path) -> impl Fn(io::Error) -> Failure {
@@ -125,7 +125,7 @@ pub(super) fn import_with(
     Ok(Imported { sequence: to.clone(), tokens: foreign.rows().num_tokens(), bytes: written })
 }
 
-/// The sequences among which a directory stands or shall stand, and its name.
+/// The sequences among which a directory stands or is to stand, and its name.
 fn sequences_above(sequence: &Path) -> Result<(Sequences, String), Failure> {
     let name = sequence.file_name();
     let is_of_model = |above: &PathBuf| above.file_name() == Some(OsStr::new(SEQUENCES));

@@ -45,7 +45,7 @@ Example:
 pub(crate) enum SlotsCommand {
     /// Make a sequence of what each slot of the server has
     Save(SaveSlotArguments),
-    /// Give the slots that nobody has used the latest conversations, or one the longest beginning of
+    /// Give the slots that nobody has used the latest conversations, or one the longest prefix of
     /// a prompt
     Restore(RestoreSlotArguments),
     /// Save each conversation when its turn has ended, and restore the latest when the server starts,

@@ -66,7 +66,7 @@ fn answer(question: impl FnOnce() -> String, mut to: File) -> ! {
     }
     let said = std::panic::catch_unwind(std::panic::AssertUnwindSafe(question));
     let _ = to.write_all(said.unwrap_or_default().as_bytes());
-    // SAFETY: nothing of the engine's shall run at the end of a copy of it.
+    // SAFETY: nothing of the engine's may run at the end of a copy of it.
     unsafe { libc::_exit(0) }
 }
 

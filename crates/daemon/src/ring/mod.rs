@@ -7,7 +7,7 @@
 //! fuse/fuse-io-uring.rst in the kernel's sources; libfuse's `lib/fuse_uring.c` does the same).
 //! The way of a slot: kernel, [`worker`], [`crate::turns`], [`super::protocol`], an operation, [`outbox`], worker, kernel.
 //!
-//! The device stays: what the kernel wants to be forgotten comes through it, and what it shall forget goes.
+//! The device stays: what the kernel wants to be forgotten comes through it, and what it is to forget goes.
 
 mod outbox;
 mod parameter;

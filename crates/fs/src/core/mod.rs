@@ -121,7 +121,7 @@ impl Core {
         let _ = self.ask_anew.set(ask_anew);
     }
 
-    /// The kernel shall forget something; it is told after the running operation has answered.
+    /// The kernel is to forget something; it is told after the running operation has answered.
     pub(crate) fn invalidate(&self, what: Invalidation) {
         // A full queue only delays what short-lived caching in those directories bounds anyway.
         let _ = self.invalidations.try_send(what);

@@ -124,7 +124,7 @@ impl State {
         Ok(is_alike)
     }
 
-    /// A page goes: nobody shall find it any more.
+    /// A page goes: nobody may find it any more.
     pub(crate) fn forget_page(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
         let page = inode.file().filter(|file| matches!(file.role, Role::Page(_)));
         let Some(object) = page.and_then(|file| file.object) else { return Ok(()) };

@@ -409,7 +409,7 @@ impl Enforcer<'_> {
         pass.phase = Phase::Removing;
     }
 
-    /// Removes some of what shall go; whether there is more.
+    /// Removes some of what is to go; whether there is more.
     fn remove_some(&self, pass: &mut Pass) -> Result<bool, FsError> {
         let mut gone = Gone::default();
         let path = self.core.state().directory_path(pass.root).unwrap_or_default();

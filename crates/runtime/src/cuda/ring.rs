@@ -89,7 +89,7 @@ pub(super) struct Wanted<'a> {
     pub(super) start: usize,
     /// Which copy of the queries.
     pub(super) queries: u32,
-    /// Where they shall stay, instead of in the slot.
+    /// Where they are to stay, instead of in the slot.
     pub(super) home: Option<Home<'a>>,
 }
 

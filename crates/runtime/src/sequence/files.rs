@@ -77,7 +77,7 @@ pub(super) fn publish(
     put(directory, name, staged)
 }
 
-/// The first step of that: writes what shall have the name, if there are bytes.
+/// The first step of that: writes what is to have the name, if there are bytes.
 pub(super) fn stage(
     directory: &Path, name: &str, models: &[PathBuf], bytes: &[u8], durable: bool,
 ) -> Result<Option<PathBuf>, SequenceError> {

@@ -1,6 +1,6 @@
 //! [`Disk`] on media that nothing can be written to.
 //!
-//! A store is kept on such media to be read: it was copied there, or the disk shall not change any more.
+//! A store is kept on such media to be read: it was copied there, or the disk must not change any more.
 //! Whatever would change it fails with EROFS here, wherever it comes from. What the database writes while it
 //! is open, beginning with the mark that it is in use, stays in memory.
 

@@ -17,7 +17,7 @@ from .model import check, refused
 
 
 class KvfsCache(Cache):
-    """K and V of one prompt and its answer: the longest beginning that the mount has, and what is computed behind it.
+    """K and V of one prompt and its answer: the longest prefix that the mount has, and what is computed behind it.
 
     `tokens` of the prompt are there from the beginning (one less than all of it at most, for the last one's logits are
     what an answer begins with). What a forward pass computes is appended to the sequence `name` when it is through:

@@ -40,7 +40,7 @@ pub(super) fn figures(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
     write_pages(&layer, &resident, |_| Ok(()))?;
     let paths: Vec<PathBuf> = resident.iter().map(|(name, _)| layer.join(name)).collect();
     for path in &paths {
-        // They shall be resident, whatever leaves.
+        // They are to stay resident, whatever leaves.
         sys::set_extended_attribute(path, c"user.kvfs.pin", b"1").map_err(at(path))?;
     }
     // All of it before anything has left: opening costs more once files are away.

@@ -8,7 +8,7 @@
 //! **What is saved when.** A slot that has changed and does not work, in the same way as by `kvfs slots save`.
 //! Saving a slot stops the server for as long as it writes, so a slot rests for nine times as long as that took:
 //! at most a tenth of the time goes into it. What failed is tried again after a time that doubles up to ten minutes.
-//! When the command shall end, what has changed is saved if that takes no longer than a moment.
+//! When the command is told to end, what has changed is saved if that takes no longer than a moment.
 //!
 //! **What is restored when.** When the server is new, the slots that nobody has used get the latest conversations
 //! that are in no slot yet, as by `kvfs slots restore`. From then on the server itself finds, by the beginning of a

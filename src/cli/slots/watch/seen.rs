@@ -141,7 +141,7 @@ impl Seen {
         changed.filter(has_rested).map(|slot| slot.number).collect()
     }
 
-    /// Whether slots that had no task shall be given something now.
+    /// Whether slots that had no task are to be given something now.
     pub(super) fn is_filling_due(&self, now: Instant) -> bool {
         !self.is_filled && self.filling.is_due(now)
     }

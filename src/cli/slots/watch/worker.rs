@@ -192,7 +192,7 @@ impl Worker {
         }
     }
 
-    /// Tries by a slot that had no task whether the server saves where it shall, and takes what others saved.
+    /// Tries by a slot that had no task whether the server saves where it is expected to, and takes what others saved.
     fn restore(&self, unused: u64) -> Result<Vec<Restored>, Failure> {
         if is_apart(&self.server, unused, &self.arguments.model)? {
             return Err(Failure::Failed(NOT_UNIFIED.to_owned()));

@@ -39,7 +39,7 @@ pub(super) struct Image<'a> {
     pub(super) encoded: BTreeMap<ObjectId, EncodedCopy>,
     /// Keys of the extended attributes.
     pub(super) attributes: Vec<Vec<u8>>,
-    /// Inodes that recovery shall look at.
+    /// Inodes that recovery is to look at.
     pub(super) marks: HashSet<InodeId>,
     pub(super) totals: Totals,
     /// What the object records alone add up to.

@@ -24,7 +24,7 @@ impl Metadata {
         copy.is_some_and(|copy| copy.state != RemoteState::Held)
     }
 
-    /// A file that the remote does not have, or not reliably, shall be looked at.
+    /// A file that the remote does not have, or not reliably, is to be looked at.
     pub fn note_arrival(&mut self, id: InodeId) -> Result<(), StoreError> {
         let inode = self.inode(id)?;
         if let Some(file) = inode.as_ref().and_then(Inode::file) {

@@ -30,7 +30,7 @@ pub(super) enum CopyState {
     Dirty,
     /// The disk has them too.
     Clean,
-    /// Nobody refers to them any more, but somebody still had the file when that came to be.
+    /// They are unreferenced, but somebody still had the file when that came to be.
     Doomed,
 }
 

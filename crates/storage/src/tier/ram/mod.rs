@@ -299,7 +299,7 @@ impl RamTier {
         self.counters.moved(Tier::Ssd, Tier::Ram, bytes);
     }
 
-    /// Whether the copies of a file shall stay when room is needed.
+    /// Whether the copies of a file are to stay when room is needed.
     pub fn keep(&self, inode: InodeId, kept: bool) {
         let mut held = self.held();
         if kept {
@@ -336,7 +336,7 @@ impl RamTier {
         true
     }
 
-    /// Nobody refers to the object any more. Whether there was a copy.
+    /// The object is unreferenced now. Whether there was a copy.
     pub fn remove(&self, object: ObjectId) -> bool {
         let mut held = self.held();
         let Some(mut copy) = held.copies.change(object) else {
