@@ -405,4 +405,6 @@ fn store_id(text: &str) -> Result<String, String> {
 }
 
 #[cfg(test)]
+mod documented;
+#[cfg(test)]
 mod tests;
