@@ -4,11 +4,17 @@
 //!
 //! `$ COMMAND` is run, with `/srv/kvfs` replaced by a directory of the test; a line that ends in `\` goes on. Lines below it
 //! must be printed in that order, others may come between; `...` stands for anything. `# exits with N` behind a
-//! command names its status where that is not 0. Blocks of other languages are not run, which is said.
+//! command names its status where that is not 0. Blocks of other languages are not run, which is said: that the program
+//! understands those of `sh` is for `src/cli/arguments/documented.rs`, and README's are run line by line.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[macro_use]
 mod common;
+#[path = "documents/chart.rs"]
+mod chart;
+#[path = "documents/readme.rs"]
+mod readme;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -164,6 +170,15 @@ fn concepts() {
     let options = ["--ram", "64M", "--cold", "zstd", "--remote", remote.path().to_str().unwrap()];
     let mount = Mount::with_options(Mode::Passthrough, &options);
     run_all("concepts.md", 10, mount.path().parent().unwrap());
+}
+
+#[test]
+fn tuning() {
+    require!(fuse, root);
+    let remote = scratch_directory();
+    let options = ["--ram", "64M", "--cold", "zstd", "--remote", remote.path().to_str().unwrap()];
+    let mount = Mount::with_options(Mode::Passthrough, &options);
+    run_all("tuning.md", 15, mount.path().parent().unwrap());
 }
 
 #[test]
