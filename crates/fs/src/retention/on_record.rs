@@ -116,7 +116,8 @@ fn record(state: &mut State, id: InodeId, used: Time) -> Result<(), FsError> {
     let Some(mut inode) = state.metadata.inode(id)? else { return Ok(()) };
     if inode.links > 0 && inode.atime < used {
         inode.atime = used;
-        state.put_inode(id, &inode);
+        let life = state.metadata.life(id);
+        state.metadata.put_use(life, id, &inode);
     }
     Ok(())
 }

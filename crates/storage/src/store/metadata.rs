@@ -265,6 +265,14 @@ impl Metadata {
         }
     }
 
+    /// The same of a record in which nothing is new but the last use. Names are not published anew for that alone: a cache
+    /// that is only read would otherwise be told to the remote all over, again and again.
+    pub fn put_use(&mut self, life: Life, inode: InodeId, record: &Inode) {
+        let before = self.names_changed;
+        self.put_inode(life, inode, record);
+        self.names_changed = before;
+    }
+
     /// Forgets an inode and its extended attributes.
     pub fn remove_inode(&mut self, life: Life, inode: InodeId) -> Result<(), StoreError> {
         self.arrivals.remove(inode);

@@ -275,6 +275,11 @@ fn what_a_manifest_of_names_tells_has_changed_when_durable_names_and_files_have(
     let object =
         |metadata: &mut Metadata| metadata.put_object(OBJECT, &record(ObjectKind::File, 1));
     assert_eq!(changes(&mut metadata, &object), 0);
+    let file = inode(false);
+    assert_eq!(changes(&mut metadata, &|metadata| metadata.put_inode(durable, FILE, &file)), 1);
+    let used = Inode { atime: Time { seconds: 7, nanoseconds: 0 }, ..file.clone() };
+    assert_eq!(changes(&mut metadata, &|metadata| metadata.put_use(durable, FILE, &used)), 0);
+    assert_eq!(metadata.inode(FILE).unwrap().unwrap().atime, used.atime);
 }
 
 #[test]
