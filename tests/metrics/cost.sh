@@ -48,8 +48,8 @@ while sleep 15; do ask metrics; done &
 browser=$!
 share "metrics are read each 15 s"
 before=$(ticks "$daemon")
-for _ in $(seq 20); do ask metrics; done
-echo "one answer with all metrics: $((($(ticks "$daemon") - before) * 10 / 20)) ms of a core, $(wc -c <"$place/answer") bytes"
+for _ in $(seq 200); do ask metrics; done
+echo "one answer with all metrics: $((($(ticks "$daemon") - before) * 10000 / 200)) us of a core, $(wc -c <"$place/answer") bytes"
 kill "$browser" || true
 wait "$browser" || true
 
