@@ -74,7 +74,8 @@ fn events(path: &Path) -> Vec<Value> {
 fn what_cannot_be_moved_is_told_once_with_all_that_waits(mode: Mode) {
     let directory = scratch_directory();
     let remote = directory.path().join("not there");
-    let options = ["--remote", remote.to_str().unwrap(), "--commit-interval", "0.05"];
+    let remote = remote.to_str().unwrap();
+    let options = ["--remote", remote, "--commit-interval", "0.05", "--rebuild-from", "none"];
     let mut mount = Mount::with_options(mode, &options);
     let failed = |mount: &Mount| {
         let all = events(mount.path()).into_iter();
