@@ -217,7 +217,7 @@ impl FileSystem {
             self.scrub_files(&files, request.rate, is_over)
         });
         if request.below == InodeId::ROOT && outcome.is_ok() {
-            self.record_scrub();
+            record_scrub(self);
         }
         let mut progress = self.scrubs.progress();
         progress.seconds = progress.started.map_or(0, |started| started.elapsed().as_secs());
@@ -229,19 +229,6 @@ impl FileSystem {
                 Phase::Failed(format!("failed: {error}"))
             }
         };
-    }
-
-    /// A scrub of everything has ended, unless somebody has stopped it: that goes on record where it may be written to.
-    fn record_scrub(&self) {
-        let Progress { files, done, damaged, repaired, .. } = self.scrubs.progress().clone();
-        if done < files {
-            return;
-        }
-        let last = LastScrub { ended: Time::now().seconds, files, damaged, repaired };
-        match last.record(&self.core) {
-            Ok(()) | Err(FsError::ReadOnly) => {}
-            Err(error) => self.core.observer.failed(&format!("a scrub has no record: {error}")),
-        }
     }
 
     fn scrub_files(
@@ -269,6 +256,19 @@ impl FileSystem {
             // All of them are waited for, whatever became of the first.
             ended.fold(Ok(()), Result::and)
         })
+    }
+}
+
+/// A scrub of everything has ended, unless somebody has stopped it: that goes on record where it may be written to.
+fn record_scrub(fs: &FileSystem) {
+    let Progress { files, done, damaged, repaired, .. } = fs.scrubs.progress().clone();
+    if done < files {
+        return;
+    }
+    let last = LastScrub { ended: Time::now().seconds, files, damaged, repaired };
+    match last.record(&fs.core) {
+        Ok(()) | Err(FsError::ReadOnly) => {}
+        Err(error) => fs.core.observer.failed(&format!("a scrub has no record: {error}")),
     }
 }
 
