@@ -34,6 +34,9 @@ fn what_is_told_to_leave_first_leaves_first(mode: Mode) {
     let place = Place::with_budget(mode, &["--ram", "22M"]);
     let files = place.write("f", 4);
     place.wait_until_uploaded();
+    for (path, _) in &files {
+        setxattr(path, "user.kvfs.tier", b"ram").unwrap();
+    }
     let order = in_order(&files, "ram");
     let words = printed(&kvfs(&["explain"], &[&order[0]]));
     assert!(words.contains("order: it is the next to leave memory"), "{words}");
