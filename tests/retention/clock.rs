@@ -29,29 +29,6 @@ fn faked(time: &str) -> Vec<(String, String)> {
     variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
 }
 
-/// No directory has a limit, for which uses would be put on record as well.
-#[test]
-fn a_crash_forgets_no_more_than_the_last_uses() {
-    crate::require!(fuse, faketime);
-    // Its clock is a hundred times as fast: five minutes are three seconds.
-    let options = ["--commit-interval", "0.05"];
-    let mut mount = Mount::with_environment(Mode::Served, &options, faked("+0 x100"));
-    let files = write_files(&mount, &mount.files(""), 2);
-    mount.remount();
-    let used =
-        || [0, 1].map(|number: usize| fs::metadata(&files[number]).unwrap().accessed().unwrap());
-    let before = used();
-    assert!(fs::read(&files[1]).unwrap() == fill(1, FILE_BYTES));
-    // A round, wherever it begins, and what makes it durable.
-    std::thread::sleep(std::time::Duration::from_secs(8));
-    mount.kill();
-    mount.set_environment("FAKETIME", "+0");
-    mount.mount();
-    let after = used();
-    assert!(after[1] > before[1], "{before:?} {after:?}");
-    assert_eq!(after[0], before[0], "nobody used it");
-}
-
 #[test]
 fn a_clock_that_is_ahead_deletes_nothing() {
     crate::require!(fuse, faketime);

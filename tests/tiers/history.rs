@@ -52,7 +52,7 @@ fn moves_are_told_of_the_file_that_moved(mode: Mode) {
     assert!(events(&path)[1]["uses"].as_u64().unwrap() >= 2, "memory saw it come and read");
     let text = printed(&kvfs(&["explain"], &[&path]));
     assert!(text.contains("where: only in the remote: 1 file, 8.0 KiB; reading moves"), "{text}");
-    assert!(text.contains("somebody asked for it (8.0 KiB)"), "{text}");
+    assert!(text.contains("somebody asked for it (8.0 KiB, 2 uses, last used "), "{text}");
     assert!(std::fs::read(&path).is_ok());
     setxattr(&path, "user.kvfs.tier", b"ram").unwrap();
     let told = whats(&path);
