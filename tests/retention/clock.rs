@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use crate::common::sys::setxattr;
+use crate::common::sys::{setxattr, sync_directory};
 use crate::common::{Mode, Mount, fill};
 use crate::{FILE_BYTES, limit, settle, wait_until_gone, write_files};
 
@@ -27,6 +28,28 @@ fn faked(time: &str) -> Vec<(String, String)> {
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
     ];
     variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+}
+
+/// No directory has a limit, for which uses would be put on record as well.
+#[test]
+fn a_crash_forgets_no_more_than_the_last_uses() {
+    crate::require!(fuse, faketime);
+    // Its clock is a hundred times as fast: five minutes are three seconds.
+    let options = ["--commit-interval", "0.05"];
+    let mut mount = Mount::with_environment(Mode::Served, &options, faked("+0 x100"));
+    let files = write_files(&mount, &mount.files(""), 2);
+    sync_directory(mount.path()).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(fs::read(&files[1]).unwrap() == fill(1, FILE_BYTES));
+    // A round, wherever it begins, and what makes it durable.
+    std::thread::sleep(Duration::from_secs(8));
+    mount.kill();
+    mount.set_environment("FAKETIME", "+0");
+    mount.mount();
+    let [unused, used] =
+        [0, 1].map(|number: usize| fs::metadata(&files[number]).unwrap().accessed().unwrap());
+    let later = used.duration_since(unused).unwrap();
+    assert!(later > Duration::from_secs(50), "{later:?}: its use is not on record");
 }
 
 #[test]

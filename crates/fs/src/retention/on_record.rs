@@ -125,6 +125,29 @@ fn record(state: &mut State, id: InodeId, used: Time) -> Result<(), FsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unmounted::{FILES, Unmounted, at};
+
+    #[test]
+    fn a_use_is_on_record_after_a_round_and_a_crash() {
+        let unmounted = Unmounted::new();
+        let [read, other] = ["read", "other"].map(|name| unmounted.write(FILES, name, b"bytes"));
+        for id in [read, other] {
+            unmounted.date(id, at(1000));
+        }
+        let fs = &unmounted.fs;
+        fs.note_use(read, libc::O_RDONLY);
+        let mut retainer = Retainer::default();
+        assert_eq!(fs.retention.record_in_rounds(&fs.core, &mut retainer), None, "a mount begins");
+        retainer.rounds.begun = Some(at(0));
+        let told = fs.core.state().metadata.names_changed;
+        fs.retention.record_in_rounds(&fs.core, &mut retainer);
+        assert_eq!(fs.core.state().metadata.names_changed, told, "no names for that alone");
+        fs.commit().unwrap();
+        let again = unmounted.after_crash();
+        let atime = |id| again.fs.core.state().inode(id).unwrap().atime.seconds;
+        assert!(atime(read) > 1000);
+        assert_eq!(atime(other), 1000);
+    }
 
     #[test]
     fn a_round_begins_all_five_minutes_and_goes_on_in_steps() {
