@@ -27,6 +27,8 @@ impl Consent {
         if self.yes {
             return Ok(true);
         }
+        // Errors and questions have one line.
+        let what = what.replace('\n', "; ");
         if !io::stdin().is_terminal() {
             return Err(Failure::Usage(format!("{what}: add --yes to do it, --dry-run to look")));
         }

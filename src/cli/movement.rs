@@ -6,9 +6,11 @@
 
 mod forecast;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ffi::CStr;
+use std::fs::Metadata;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +24,7 @@ use super::arguments::{EvictArguments, EvictTo, PromoteArguments};
 use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report, complain};
 use super::probe::status_value;
 use super::progress::{self, Scale};
-use super::status;
+use super::{status, sync};
 use crate::page::names::MANIFEST;
 use crate::sys;
 use crate::tier::counters::Tier;
@@ -171,6 +173,14 @@ struct Todo {
 struct Candidate {
     path: PathBuf,
     bytes: u64,
+    /// In its mount.
+    inode: u64,
+}
+
+impl Candidate {
+    fn new(path: PathBuf, metadata: &Metadata) -> Candidate {
+        Candidate { path, bytes: metadata.len(), inode: metadata.ino() }
+    }
 }
 
 impl Todo {
@@ -185,7 +195,14 @@ impl Todo {
             let explain = |error| Failure::Failed(format!("{}: {error}", path.display()));
             collect(&path, &mut files).map_err(explain)?;
         }
+        // A path may be named twice, and a file have two names: its bytes move once.
+        let mut seen = HashSet::new();
+        files.retain(|file| seen.insert(file.inode));
         let mountpoint = mountpoint.unwrap_or_default();
+        if sync::is_read_only(&mountpoint) {
+            let place = mountpoint.display();
+            return Err(Failure::Failed(format!("{place} is mounted read-only: nothing moves")));
+        }
         Ok(Todo { files, status: status::read(&mountpoint)? })
     }
 
@@ -213,6 +230,9 @@ impl Todo {
         let line = match to {
             EvictTo::Ssd if self.has("ram_tier") => return Ok(Tier::Ssd),
             EvictTo::Remote if self.has("remote") => return Ok(Tier::Remote),
+            EvictTo::Ssd if self.has("remote") => {
+                "the mount has no RAM tier: mount it with --ram, or evict --to remote"
+            }
             EvictTo::Ssd => {
                 "the mount has neither a remote nor a RAM tier: nothing can be evicted (mount it with \
                  --remote or --ram)"
@@ -227,8 +247,11 @@ impl Todo {
 /// and manifests stay on the disk.
 fn collect(path: &Path, files: &mut Vec<Candidate>) -> io::Result<()> {
     let metadata = path.symlink_metadata()?;
+    if metadata.is_symlink() {
+        return Err(io::Error::other("it is a symbolic link: name the file that it leads to"));
+    }
     if !metadata.is_dir() {
-        files.push(Candidate { path: path.to_owned(), bytes: metadata.len() });
+        files.push(Candidate::new(path.to_owned(), &metadata));
         return Ok(());
     }
     let mut directories = vec![path.to_owned()];
@@ -240,9 +263,10 @@ fn collect(path: &Path, files: &mut Vec<Candidate>) -> io::Result<()> {
             if kind.is_dir() {
                 directories.push(entry.path());
             } else if kind.is_file() && entry.file_name() != MANIFEST && can_move(&entry.path()) {
-                // What goes meanwhile is told when it is asked for.
-                let bytes = entry.metadata().map_or(0, |metadata| metadata.len());
-                files.push(Candidate { path: entry.path(), bytes });
+                // What goes meanwhile does not move.
+                files.extend(
+                    entry.metadata().map(|metadata| Candidate::new(entry.path(), &metadata)),
+                );
             }
         }
     }

@@ -126,7 +126,7 @@ fn all(mountpoint: &Path, json: bool) -> Outcome {
     let text = status::read(mountpoint)?;
     let directories: Vec<(&str, Map<String, Value>)> = text
         .lines()
-        .filter_map(|line| line.strip_prefix(STATUS_KEY)?.split_once(": "))
+        .filter_map(|line| line.strip_prefix(STATUS_KEY)?.rsplit_once(": "))
         .map(|(path, fields)| (path, parse(fields)))
         .collect();
     if json {

@@ -216,7 +216,7 @@ mod tests {
             let command = hanging.replace("PIDS", &pids.display().to_string());
             let begun = Instant::now();
             let error = run(&command, Duration::from_millis(300)).unwrap_err();
-            assert!(error.contains("had not ended after 300ms"), "{error}");
+            assert!(error.contains("had not ended after 0.3 s"), "{error}");
             assert!(begun.elapsed() < Duration::from_secs(10), "{hanging}");
         }
         let endless = "while true; do echo; sleep 0.01; done";

@@ -85,12 +85,17 @@ impl Waited {
     }
 }
 
+/// Whether a mount says that its clients may change nothing.
+pub(super) fn is_read_only(mountpoint: &Path) -> bool {
+    let configuration = std::fs::read_to_string(mountpoint.join(".kvfs/config"));
+    configuration.is_ok_and(|text| text.lines().any(|line| line == "read_only = true"))
+}
+
 /// Waits until the remote has what its last writer has closed before, and the names of now.
 fn wait_for_remote(
     mountpoint: &Path, (begin, timeout): (Instant, Option<Duration>), bar: &ProgressBar,
 ) -> Result<Waited, Failure> {
-    let configuration = std::fs::read_to_string(mountpoint.join(".kvfs/config"));
-    if configuration.is_ok_and(|text| text.lines().any(|line| line == "read_only = true")) {
+    if is_read_only(mountpoint) {
         let place = mountpoint.display();
         return Err(Failure::Failed(format!(
             "{place} is mounted read-only: it sends nothing to its remote, and cannot tell what that lacks"

@@ -12,7 +12,8 @@ use crate::common::disk::SmallDisk;
 use crate::common::forks::{self, succeed};
 use crate::common::mount::{files_below, scratch_directory};
 use crate::common::sys::{
-    assert_errno, getxattr, open, rename, set_modified, setxattr, sync_directory, write_and_close,
+    assert_errno, getxattr, open, removexattr, rename, set_modified, setxattr, sync_directory,
+    write_and_close,
 };
 use crate::common::{Mode, Model, Mount, eventually, fill};
 use crate::full::every_kind_of_write;
@@ -130,6 +131,8 @@ fn every_other_change(mount: &Mount, model: &Model, sequence: &Sequence) {
     assert_eq!(made, Err(nix::errno::Errno::EROFS));
     assert_errno(setxattr(&kept, "user.kvfs.pin", b"1"), rofs);
     assert_errno(setxattr(&kept, "user.kvfs.tier", b"ram"), rofs);
+    assert_errno(removexattr(&kept, "user.label"), rofs);
+    assert_errno(removexattr(&kept, "user.kvfs.pin"), rofs);
     assert_errno(setxattr(mount.path(), "user.kvfs.gc", b"collect"), rofs);
     assert_errno(setxattr(mount.files(""), "user.kvfs.quota", b"1"), rofs);
     let removed = nix::unistd::truncate(&kept, 0);

@@ -49,16 +49,19 @@ impl Residency<'_> {
 
     /// Tells that the bytes that a tier stored are not what they should be.
     pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, tier: Tier, why: &str) -> FsError {
-        let (path, bytes) = {
+        let (path, bytes, was_known) = {
             let state = self.core.state();
             let inode = state.inode(id).ok();
             let bytes = inode.as_ref().and_then(Inode::file).map(|file| file.size);
-            (state.any_path(id), bytes)
+            (state.any_path(id), bytes, state.is_known_damaged(id))
         };
         let name = path.clone().unwrap_or_else(|| format!("inode {}", id.0));
         self.core.observer.corrupt(tier, &format!("{name}: object {object}: {why}"));
-        let event = Event::new(What::Damaged, why).of(id).at(path);
-        self.core.store.events.note(Event { bytes, ..event });
+        // Whoever opens it again and again tells nothing new, and would push out what else was lost.
+        if !was_known {
+            let event = Event::new(What::Damaged, why).of(id).at(path);
+            self.core.store.events.note(Event { bytes, ..event });
+        }
         FsError::Corrupt
     }
 

@@ -1,6 +1,7 @@
 //! Counters of what was asked for, what of it was there, and where it came from.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus::{Counter, IntCounter, IntCounterVec, Registry};
@@ -16,6 +17,8 @@ const TIERS: [Tier; 3] = [Tier::Ram, Tier::Ssd, Tier::Remote];
 pub(super) struct Hits {
     asked_tokens: IntCounter,
     answered_tokens: IntCounterVec,
+    /// Of all its series.
+    answered_in_all: AtomicU64,
     prefix_asked_tokens: IntCounter,
     prefix_answered_tokens: IntCounter,
     /// Names in `files/`: those that are there, and absent ones.
@@ -50,6 +53,7 @@ impl Hits {
                 "Of them, those that the sequence in the answer has",
                 &["store", "tier"],
             ),
+            answered_in_all: AtomicU64::new(0),
             prefix_asked_tokens: counted(
                 "kvfs_prefix_asked_tokens_total",
                 "Tokens of the last page of each prefix that was looked up by its hash",
@@ -118,6 +122,7 @@ impl Hits {
 
     pub(super) fn matched(&self, asked: u64, in_tiers: [u64; 3], is_own: bool) {
         self.asked_tokens.inc_by(asked);
+        self.answered_in_all.fetch_add(in_tiers.iter().sum(), Ordering::Relaxed);
         let store = if is_own { "own" } else { "other" };
         for (tier, tokens) in TIERS.into_iter().zip(in_tiers).filter(|(_, tokens)| *tokens > 0) {
             self.answered_tokens.with_label_values(&[store, tier.name()]).inc_by(tokens);
@@ -126,12 +131,7 @@ impl Hits {
 
     /// Tokens that were asked, and those that the answers have.
     pub(super) fn matched_tokens(&self) -> (u64, u64) {
-        let of = |store: &str, tier: Tier| {
-            self.answered_tokens.get_metric_with_label_values(&[store, tier.name()])
-        };
-        let stores = ["own", "other"];
-        let all = stores.into_iter().flat_map(|store| TIERS.map(|tier| of(store, tier)));
-        (self.asked_tokens.get(), all.flatten().map(|counted| counted.get()).sum())
+        (self.asked_tokens.get(), self.answered_in_all.load(Ordering::Relaxed))
     }
 
     pub(super) fn looked_up(&self, is_there: bool) {

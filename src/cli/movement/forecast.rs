@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{Candidate, PIN, Todo, can_move, unmoved};
+use super::{Candidate, PIN, TIER, Todo, can_move, unmoved};
 use crate::cli::history::shown;
-use crate::cli::output::{Outcome, Report, bytes};
+use crate::cli::output::{EXIT_FAILED, EXIT_OK, Outcome, Report, bytes};
 use crate::cli::plan::{Link, Planned, Rate, Source, links};
 use crate::page::names::MANIFEST;
 use crate::sys;
@@ -59,7 +59,8 @@ pub(super) fn tell(todo: &Todo, request: Request, is_json: bool) -> Outcome {
     }
     let links = forecast.links(request, &todo.status);
     let text = forecast.to_text(request, &links);
-    Ok(Report::answer(is_json, &forecast.to_json(request, &links), text))
+    let exit = if forecast.staying.is_empty() { EXIT_OK } else { EXIT_FAILED };
+    Ok(Report { exit, ..Report::answer(is_json, &forecast.to_json(request, &links), text) })
 }
 
 impl Forecast {
@@ -143,7 +144,7 @@ impl Forecast {
 }
 
 fn seconds(links: &[Link]) -> f64 {
-    links.iter().map(Link::seconds).sum()
+    links.iter().map(Link::seconds).fold(0.0, std::ops::Add::add)
 }
 
 /// Why a file would stay, as far as that can be known before it is asked for.
@@ -154,8 +155,9 @@ fn hindrance(file: &Planned, request: Request, status: &str) -> Option<&'static 
     }
     let is_pinned =
         || matches!(sys::extended_attribute(&file.path, PIN), Ok(Some(value)) if value == b"1");
-    let is_regular = file.path.symlink_metadata().is_ok_and(|metadata| metadata.is_file());
-    if !is_regular || !can_move(&file.path) || is_manifest(&file.path) {
+    let has_tier = matches!(sys::extended_attribute(&file.path, TIER), Ok(Some(_)));
+    let is_kept_here = matches!(request, Request::Evict(_)) && is_manifest(&file.path);
+    if !has_tier || !can_move(&file.path) || is_kept_here {
         Some("files of this kind do not move, or not there")
     } else if is_met {
         None
@@ -163,7 +165,7 @@ fn hindrance(file: &Planned, request: Request, status: &str) -> Option<&'static 
         Some("no copy of it is left")
     } else if file.source.is_out_of_reach(status) {
         Some("only a remote has it, and the mount has none")
-    } else if matches!(request, Request::Evict(_)) && is_pinned() {
+    } else if request == Request::Evict(Tier::Remote) && is_pinned() {
         Some("it is pinned (user.kvfs.pin)")
     } else {
         None

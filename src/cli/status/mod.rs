@@ -180,14 +180,26 @@ pub(super) fn told(
     }
 }
 
-/// One field per `key: value` line; whole numbers become numbers.
+/// One field per `key: value` line; whole numbers become numbers, and seconds.
 pub(super) fn to_json(text: &str) -> Value {
-    let fields = text.lines().filter_map(|line| line.split_once(": "));
-    let fields = fields.map(|(key, value)| {
-        let value = value.parse::<u64>().map_or_else(|_| Value::from(value), Value::from);
-        (key.to_owned(), value)
+    let fields = text.lines().filter_map(split).map(|(key, value)| {
+        let seconds = || key.ends_with("_seconds").then(|| value.parse::<f64>().ok()).flatten();
+        let number = value.parse::<u64>().map(Value::from).ok();
+        let told = number.or_else(|| seconds().map(Value::from));
+        (key.to_owned(), told.unwrap_or_else(|| Value::from(value)))
     });
     Value::Object(fields.collect::<Map<_, _>>())
+}
+
+/// What the lines of a limited directory, of a model, and of what was asked for in a directory begin with.
+const QUOTA: &str = "quota ";
+const MODEL: &str = "model ";
+const DIRECTORY: &str = "directory ";
+
+/// The key of a line, and its value. A path in a key may have what ends one.
+fn split(line: &str) -> Option<(&str, &str)> {
+    let has_path = [QUOTA, MODEL, DIRECTORY].iter().any(|of| line.starts_with(of));
+    if has_path { line.rsplit_once(": ") } else { line.split_once(": ") }
 }
 
 #[cfg(test)]
@@ -197,9 +209,11 @@ mod tests {
 
     #[test]
     fn lines_become_fields() {
-        let text = "version: 0.1.0\npid: 12\npassthrough: no: needs root\nstore: /a: b\n\nodd\n";
+        let text = "version: 0.1.0\npid: 12\npassthrough: no: needs root\nstore: /a: b\n\nodd\n\
+                    saved_seconds: 2.5\ndirectory files/a: names=9: names=4 opens=1\n";
         let expected = json!({
-            "version": "0.1.0", "pid": 12, "passthrough": "no: needs root", "store": "/a: b"
+            "version": "0.1.0", "pid": 12, "passthrough": "no: needs root", "store": "/a: b",
+            "saved_seconds": 2.5, "directory files/a: names=9": "names=4 opens=1"
         });
         assert_eq!(to_json(text), expected);
     }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::uses;
+use super::{DIRECTORY, MODEL, QUOTA, split, uses};
 use crate::cli::duration::age;
 use crate::cli::output::{bytes, grouped};
 use crate::cli::style::{Paint, Style};
@@ -163,17 +163,12 @@ const ELSEWHERE: [&str; 16] = [
     "remote_names_published",
 ];
 
-/// What lines of a limited directory, of a model, and of what was asked for in a directory begin with.
-const QUOTA: &str = "quota ";
-const MODEL: &str = "model ";
-const DIRECTORY: &str = "directory ";
-
 /// The lines of a status.
 struct Lines<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Lines<'a> {
     fn of(status: &'a str) -> Lines<'a> {
-        Lines(status.lines().filter_map(|line| line.split_once(": ")).collect())
+        Lines(status.lines().filter_map(split).collect())
     }
 
     fn value(&self, key: &str) -> Option<&'a str> {

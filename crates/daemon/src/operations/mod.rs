@@ -207,6 +207,9 @@ impl Operations {
     pub(super) fn remove_extended_attribute(
         &self, (inode, caller): (InodeId, Caller), name: &[u8],
     ) -> Result<(), Errno> {
+        if self.is_read_only {
+            return Err(Errno::EROFS);
+        }
         let _held = self.held(Operation::RemoveXattr);
         self.call(Operation::RemoveXattr, Subject::Inode(inode), |fs| {
             check_limit(&fs.core, inode, name, caller)?;

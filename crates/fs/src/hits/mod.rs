@@ -26,8 +26,8 @@ use crate::core::Core;
 use kvfs_page::{Layer, LayerKind, Manifest, Needed};
 use kvfs_storage::store::record::{InodeId, PageRecord};
 
-/// Models and directories that are counted apart: some 120 bytes each. What is asked of any further one counts as that
-/// of others.
+/// Models that are counted apart, and directories as many: some 120 bytes each. For a further one the one that was used
+/// least becomes one of the others.
 const COUNTED_MAX: usize = 256;
 
 /// What was asked of one model or directory.
@@ -95,21 +95,37 @@ pub(crate) struct Hits {
 
 #[derive(Clone, Debug, Default)]
 struct Tally {
-    known: BTreeMap<Area, Use>,
-    other_models: Use,
-    other_directories: Use,
+    models: Table,
+    directories: Table,
+}
+
+/// Uses of models, or of directories.
+#[derive(Clone, Debug, Default)]
+struct Table {
+    known: BTreeMap<InodeId, Use>,
+    others: Use,
 }
 
 impl Tally {
     /// Where something that lies there is counted.
     fn of(&mut self, area: Area) -> &mut Use {
-        let is_apart = area != Area::Elsewhere
-            && (self.known.len() < COUNTED_MAX || self.known.contains_key(&area));
         match area {
-            _ if is_apart => self.known.entry(area).or_default(),
-            Area::Model(_) => &mut self.other_models,
-            Area::Directory(_) | Area::Elsewhere => &mut self.other_directories,
+            Area::Model(id) => self.models.of(id),
+            Area::Directory(id) => self.directories.of(id),
+            Area::Elsewhere => &mut self.directories.others,
         }
+    }
+}
+
+impl Table {
+    fn of(&mut self, id: InodeId) -> &mut Use {
+        if self.known.len() >= COUNTED_MAX && !self.known.contains_key(&id) {
+            let least = self.known.iter().min_by_key(|(_, counted)| counted.times());
+            if let Some(gone) = least.map(|(id, _)| *id).and_then(|id| self.known.remove(&id)) {
+                self.others.add(&gone);
+            }
+        }
+        self.known.entry(id).or_default()
     }
 }
 
@@ -135,7 +151,7 @@ impl Hits {
     pub(crate) fn note_page(
         &self, core: &Core, area: Area, opened_bytes: u64, page: PageOpen,
     ) -> u64 {
-        let known = self.tally().known.get(&area).and_then(|known| known.layer);
+        let known = self.tally().of(area).layer;
         // Without this lock: it may have to read the model's manifest, once.
         let layer = known.or_else(|| layer_of(core, area));
         let tokens = if layer == Some(page.layer) { u64::from(page.tokens) } else { 0 };
@@ -196,22 +212,23 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_lost_beyond_those_that_are_counted_apart() {
+    fn those_that_are_used_are_counted_apart_and_nothing_is_lost() {
         let hits = Hits::default();
-        for number in 0..COUNTED_MAX as u64 + 44 {
-            hits.note_names(Area::Directory(InodeId(number)), [(number + 1) % 2, number % 2]);
-            hits.note_question(InodeId(number), 3, 2);
+        let used = InodeId(7);
+        hits.note_names(Area::Directory(used), [50, 0]);
+        hits.note_question(used, 3, 2);
+        let cold = COUNTED_MAX as u64 * 3;
+        for number in 0..cold {
+            hits.note_names(Area::Directory(InodeId(1000 + number)), [0, 1]);
         }
+        let late = InodeId(5);
+        hits.note_names(Area::Directory(late), [5, 0]);
         hits.note_names(Area::Elsewhere, [0, 1]);
-        let uses = hits.tally().clone();
-        assert_eq!(uses.known.len(), COUNTED_MAX);
-        let all = |of: fn(&Use) -> u64| {
-            let others = of(&uses.other_models) + of(&uses.other_directories);
-            uses.known.values().map(of).sum::<u64>() + others
-        };
-        let expected = COUNTED_MAX as u64 + 44;
-        assert_eq!(all(|counted| counted.names), expected + 1);
-        assert_eq!(all(|counted| counted.names_found), expected / 2);
-        assert_eq!(all(|counted| counted.answered_tokens), expected * 2);
+        let Tally { models, directories } = hits.tally().clone();
+        assert_eq!((models.known.len(), directories.known.len()), (1, COUNTED_MAX));
+        assert_eq!([used, late].map(|id| directories.known[&id].names), [50, 5]);
+        let all = directories.known.values().map(|counted| counted.names).sum::<u64>();
+        assert_eq!(all + directories.others.names, 50 + cold + 5 + 1);
+        assert_eq!(models.known[&used].answered_tokens, 2);
     }
 }

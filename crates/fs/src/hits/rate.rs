@@ -14,8 +14,11 @@ const RATE_MAX: u32 = 100_000_000;
 
 /// Sets it: a whole number of tokens a second.
 pub(crate) fn set(core: &Core, id: InodeId, value: &[u8]) -> Result<(), FsError> {
+    if !value.iter().all(u8::is_ascii_digit) {
+        return Err(FsError::Invalid);
+    }
     let text = std::str::from_utf8(value).map_err(|_| FsError::Invalid)?;
-    let rate: u32 = text.trim().parse().map_err(|_| FsError::Invalid)?;
+    let rate: u32 = text.parse().map_err(|_| FsError::Invalid)?;
     if !(1..=RATE_MAX).contains(&rate) {
         return Err(FsError::Invalid);
     }
@@ -47,7 +50,7 @@ mod tests {
         let unmounted = Unmounted::new();
         let model = unmounted.make_model(2).directory;
         let core = &unmounted.fs.core;
-        for wrong in ["0", "-1", "fast", "1.5", "100000001", ""] {
+        for wrong in ["0", "-1", "+5", " 5", "5\n", "fast", "1.5", "100000001", ""] {
             let refused = set(core, model, wrong.as_bytes()).unwrap_err();
             assert_eq!(refused.errno(), libc::EINVAL, "{wrong}");
         }

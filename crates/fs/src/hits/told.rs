@@ -3,12 +3,15 @@
 use std::cmp::Reverse;
 use std::fmt::Write;
 
-use super::{Area, Use, rate};
+use super::{Table, Use, rate};
 use crate::core::Core;
 use kvfs_storage::store::record::InodeId;
 
 /// Models, and directories, that have a line of `.kvfs/status` each, those that were used most; the others have one together.
 const LINES_MAX: usize = 16;
+
+/// Seconds are told with one digit behind the point.
+const TOLD_SECONDS_MIN: f64 = 0.05;
 
 /// A model or directory, and what was asked of it.
 struct Told {
@@ -59,38 +62,32 @@ pub(crate) fn saved_seconds(core: &Core) -> Option<f64> {
 fn saved(counted: &Use, rate: u32) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a number for people")]
     let computing = counted.restored_tokens as f64 / f64::from(rate);
-    computing - counted.opening.as_secs_f64()
+    let saved = computing - counted.opening.as_secs_f64();
+    // Nothing to be told of, and no minus in front of it.
+    if saved.abs() < TOLD_SECONDS_MIN { 0.0 } else { saved }
 }
 
-/// Models and directories; what has no path any more counts as others.
+/// Models and directories.
 fn all(core: &Core) -> (Vec<Told>, Vec<Told>) {
-    let uses = core.hits.tally().clone();
-    let (mut models, mut directories) = (Vec::new(), Vec::new());
-    let (mut other_models, mut other_directories) = (uses.other_models, uses.other_directories);
-    for (area, counted) in uses.known {
+    let tally = core.hits.tally().clone();
+    (told(core, tally.models), told(core, tally.directories))
+}
+
+/// Those that were used most come first; what has no path any more counts as others.
+fn told(core: &Core, table: Table) -> Vec<Told> {
+    let (mut all, mut others) = (Vec::new(), table.others);
+    for (id, counted) in table.known {
         // One at a time: requests want the lock, too.
-        match area {
-            Area::Model(id) => match path_of(core, id) {
-                Some(path) => {
-                    let rate = rate::of(&core.state(), id);
-                    models.push(Told { path, counted, rate });
-                }
-                None => other_models.add(&counted),
-            },
-            Area::Directory(id) => match path_of(core, id) {
-                Some(path) => directories.push(Told { path, counted, rate: None }),
-                None => other_directories.add(&counted),
-            },
-            Area::Elsewhere => other_directories.add(&counted),
+        match path_of(core, id) {
+            Some(path) => all.push(Told { path, counted, rate: rate::of(&core.state(), id) }),
+            None => others.add(&counted),
         }
     }
-    for (all, counted) in [(&mut models, other_models), (&mut directories, other_directories)] {
-        all.sort_by_key(|told: &Told| Reverse(told.counted.times()));
-        if counted.times() > 0 {
-            all.push(Told { path: "others".to_owned(), counted, rate: None });
-        }
+    all.sort_by_key(|told| Reverse(told.counted.times()));
+    if others.times() > 0 {
+        all.push(Told { path: "others".to_owned(), counted: others, rate: None });
     }
-    (models, directories)
+    all
 }
 
 fn path_of(core: &Core, directory: InodeId) -> Option<String> {
@@ -114,7 +111,7 @@ fn shortened(mut all: Vec<Told>) -> Vec<Told> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hits::PageOpen;
+    use crate::hits::{Area, PageOpen};
     use crate::unmounted::{FILES, Unmounted};
     use kvfs_page::Layer;
     use std::time::Duration;

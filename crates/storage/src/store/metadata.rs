@@ -24,6 +24,7 @@ mod prefixes;
 mod remote;
 pub mod reopening;
 pub(super) mod scan;
+mod uses;
 pub mod watches;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -263,14 +264,6 @@ impl Metadata {
                 _ => {}
             }
         }
-    }
-
-    /// The same of a record in which nothing is new but the last use. Names are not published anew for that alone: a cache
-    /// that is only read would otherwise be told to the remote all over, again and again.
-    pub fn put_use(&mut self, life: Life, inode: InodeId, record: &Inode) {
-        let before = self.names_changed;
-        self.put_inode(life, inode, record);
-        self.names_changed = before;
     }
 
     /// Forgets an inode and its extended attributes.
