@@ -65,6 +65,20 @@ fn what_is_refused_or_damaged_is_told(mode: Mode) {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("where: nowhere: no good copy is left: 1 file"), "{text}");
     assert!(text.contains("  damaged "), "{text}");
+    // Whoever opens it again and again pushes nothing out of the events ...
+    let opened_thrice = |mount: &Mount| {
+        for _ in 0..3 {
+            assert_errno(open(&path, libc::O_RDONLY), libc::EIO);
+        }
+        let told = events(mount);
+        whats(&told).into_iter().filter(|what| *what == "damaged").count()
+    };
+    assert_eq!(opened_thrice(&mount), 1);
+    // ... and what has no file any more is told as well.
+    assert!(mount.unmount().success());
+    std::fs::remove_file(&object).unwrap();
+    mount.mount();
+    assert_eq!(opened_thrice(&mount), 2);
 }
 
 fn a_mount_for_reading_tells_what_the_store_remembers(mode: Mode) {

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use kvfs::fs::takeover::FORMAT;
+
 use crate::common::{Mount, forks};
 use crate::steps::check_store;
 use crate::{any_mode, mounted, try_upgrade, upgrade_command};
@@ -21,7 +23,9 @@ pub(crate) fn program(mount: &Mount, name: &str, does: &str) -> PathBuf {
 
 /// What says that it can go on, and then does something else.
 fn impostor(mount: &Mount, does: &str) -> PathBuf {
-    let check = "if (count > 2 && !strcmp(arguments[2], \"--check\")) return puts(\"kvfs take-over 1\") < 0;";
+    let check = format!(
+        "if (count > 2 && !strcmp(arguments[2], \"--check\")) return puts(\"kvfs take-over {FORMAT}\") < 0;"
+    );
     program(mount, "impostor", &format!("{check} {does}"))
 }
 

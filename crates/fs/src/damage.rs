@@ -43,11 +43,13 @@ pub(super) fn has_lost_rows(core: &Core, inode: &Inode) -> bool {
 impl Residency<'_> {
     /// Tells that the file of a tail, or of token ids, is not in the store.
     pub(super) fn tell_of_lost_rows(&self, id: InodeId, object: ObjectId) -> FsError {
+        let why = "its file in the store is missing: run kvfs fsck";
+        let error = self.corrupt(id, object, Tier::Ssd, why);
         self.note_damage(id, object, true);
-        self.corrupt(id, object, Tier::Ssd, "its file in the store is missing: run kvfs fsck")
+        error
     }
 
-    /// Tells that the bytes that a tier stored are not what they should be.
+    /// Tells that the bytes that a tier stored are not what they should be; once of a file that is known to be damaged.
     pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, tier: Tier, why: &str) -> FsError {
         let (path, bytes, was_known) = {
             let state = self.core.state();

@@ -41,8 +41,6 @@ impl Residency<'_> {
             Err(error) => error,
         };
         tiers.counters.failed(Tier::Ssd, Tier::Ssd, error.label());
-        let why = format!("was not decoded: {error}");
-        note_failure(self.core, ("decode", error.label()), (id, Some(item.length)), why);
         match &error {
             RemoteError::Local(cause)
                 if matches!(cause.kind(), io::ErrorKind::InvalidData | io::ErrorKind::NotFound) =>
@@ -50,7 +48,11 @@ impl Residency<'_> {
                 self.give_up_encoded(tiers, id, object, &error)?;
                 Ok(Fetched::NoCopy)
             }
-            _ => Err(FsError::Remote(error)),
+            _ => {
+                let why = format!("was not decoded: {error}");
+                note_failure(self.core, ("decode", error.label()), (id, Some(item.length)), why);
+                Err(FsError::Remote(error))
+            }
         }
     }
 
@@ -67,9 +69,10 @@ impl Residency<'_> {
         let remote = state.metadata.remote_copy(object)?;
         let Some(remote) = remote.filter(|copy| copy.state != RemoteState::Held) else {
             drop(state);
+            let error = self.corrupt(id, object, Tier::Ssd, &why);
             // Whoever looks here has not found it raw.
             self.note_damage(id, object, true);
-            return Err(self.corrupt(id, object, Tier::Ssd, &why));
+            return Err(error);
         };
         happened::keep_damaged(self.core, id, object, Take::Encoded, &why);
         state.metadata.forget_encoded_copy(object)?;

@@ -2,6 +2,7 @@
 
 use super::attributes::{Attributes, Caller, Found, Place};
 use super::damage::shown_if_lost;
+use super::hits::Area;
 use super::{FileSystem, FsError, batch, classify, prefixes, views};
 use crate::core::Core;
 use crate::core::happened;
@@ -97,14 +98,18 @@ impl FileSystem {
 fn lookup_stored(core: &Core, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
     let mut state = core.state();
     let (_, class) = state.directory(parent)?;
-    let entry = state.entry(parent, name)?;
-    if class == DirectoryClass::Plain {
-        let area = core.hits.areas.of(&state, Some(parent));
-        let is_there = entry.is_some();
-        core.hits.note_names(area, [u64::from(is_there), u64::from(!is_there)]);
-        core.observer.looked_up(is_there);
-    }
-    let Some(entry) = entry else {
+    let area = match class {
+        DirectoryClass::Plain => core.hits.areas.of(&state, Some(parent)),
+        _ => Area::Elsewhere,
+    };
+    let count = |is_there: bool| {
+        if let Area::Directory(_) = area {
+            core.hits.note_names(area, [u64::from(is_there), u64::from(!is_there)]);
+            core.observer.looked_up(is_there);
+        }
+    };
+    let Some(entry) = state.entry(parent, name)? else {
+        count(false);
         // There the daemon makes names without being asked to.
         let unstable = matches!(
             class,
@@ -117,9 +122,11 @@ fn lookup_stored(core: &Core, parent: InodeId, name: &[u8]) -> Result<Lookup, Fs
         if state.drop_damaged(&place, entry.inode)? {
             let event = Event::new(What::Deleted, "no copy of it was what was written");
             happened::note_at(core, &state, &place, event.of(entry.inode));
+            count(false);
             return Ok(Lookup::Absent { stable: false });
         }
     }
+    count(true);
     let shown = state.attributes(&core.store, entry.inode);
     let attributes = shown.or_else(|error| shown_if_lost(&state, entry.inode, error))?;
     let node = state.nodes.entry(entry.inode).or_default();

@@ -102,10 +102,12 @@ impl Residency<'_> {
             // Its last name went while it was on its way.
             return Err(FsError::Stale);
         }
-        if self.whereabouts(&self.core.state(), object)? == Whereabouts::Nowhere {
+        let is_lost = self.whereabouts(&self.core.state(), object)? == Whereabouts::Nowhere;
+        let error = self.corrupt(id, object, Tier::Ssd, "its file is missing from the store");
+        if is_lost {
             self.note_damage(id, object, true);
         }
-        Err(self.corrupt(id, object, Tier::Ssd, "its file is missing from the store"))
+        Err(error)
     }
 
     /// Opens an object's file for reading if this machine has it.

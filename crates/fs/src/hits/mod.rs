@@ -136,8 +136,19 @@ impl Hits {
         self.tally().of(Area::Model(model)).add(&question);
     }
 
-    /// Files were looked up in a directory, or hashes in a model's `prefixes/`, of which so many are there and absent.
-    pub(crate) fn note_names(&self, area: Area, [here, absent]: [u64; 2]) {
+    /// Names were looked up in a directory, of which so many are there and absent. Of a model only hashes count.
+    pub(crate) fn note_names(&self, area: Area, names: [u64; 2]) {
+        if !matches!(area, Area::Model(_)) {
+            self.note_looks(area, names);
+        }
+    }
+
+    /// A hash was looked up in a model's `prefixes/`.
+    pub(crate) fn note_prefix(&self, model: InodeId, is_there: bool) {
+        self.note_looks(Area::Model(model), [u64::from(is_there), u64::from(!is_there)]);
+    }
+
+    fn note_looks(&self, area: Area, [here, absent]: [u64; 2]) {
         let names = Use { names: here + absent, names_found: here, ..Use::default() };
         self.tally().of(area).add(&names);
     }

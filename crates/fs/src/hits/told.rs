@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::fmt::Write;
 
-use super::{Table, Use, rate};
+use super::{Table, Tally, Use, rate};
 use crate::core::Core;
 use kvfs_storage::store::record::InodeId;
 
@@ -23,9 +23,9 @@ struct Told {
 
 /// Lines `model PATH: ...` and `directory PATH: ...`.
 pub(crate) fn add_lines(core: &Core, text: &mut String) {
-    let (models, directories) = all(core);
+    let Tally { models, directories } = core.hits.tally().clone();
     // Writing to a String cannot fail.
-    for Told { path, counted, rate } in shortened(models) {
+    for Told { path, counted, rate } in told(core, models) {
         let Use { questions, asked_tokens, answered_tokens, names, names_found, .. } = counted;
         let Use { opens, restored_tokens, .. } = counted;
         let opening = counted.opening.as_secs_f64();
@@ -41,7 +41,7 @@ pub(crate) fn add_lines(core: &Core, text: &mut String) {
         }
         text.push('\n');
     }
-    for Told { path, counted, .. } in shortened(directories) {
+    for Told { path, counted, .. } in told(core, directories) {
         let Use { names, names_found, opens, opened_bytes, .. } = counted;
         let _ = writeln!(
             text,
@@ -53,9 +53,12 @@ pub(crate) fn add_lines(core: &Core, text: &mut String) {
 /// Seconds of computing that opened pages have saved, less the time of their opens, of all models of which somebody
 /// has told how fast their engine is; `None` without one.
 pub(crate) fn saved_seconds(core: &Core) -> Option<f64> {
-    let (models, _) = all(core);
-    let saved = |model: &Told| model.rate.map(|rate| saved(&model.counted, rate));
-    models.iter().filter_map(saved).reduce(|sum, one| sum + one)
+    let models = core.hits.tally().models.known.clone();
+    let of_one = |(id, counted): (InodeId, Use)| {
+        let rate = rate::of(&core.state(), id)?;
+        Some(saved(&counted, rate))
+    };
+    models.into_iter().filter_map(of_one).reduce(|sum, one| sum + one)
 }
 
 /// Negative where it took longer to open pages than to compute them.
@@ -67,45 +70,28 @@ fn saved(counted: &Use, rate: u32) -> f64 {
     if saved.abs() < TOLD_SECONDS_MIN { 0.0 } else { saved }
 }
 
-/// Models and directories.
-fn all(core: &Core) -> (Vec<Told>, Vec<Told>) {
-    let tally = core.hits.tally().clone();
-    (told(core, tally.models), told(core, tally.directories))
-}
-
-/// Those that were used most come first; what has no path any more counts as others.
+/// Those that were used most, and one for all others: those that have no path any more among them.
 fn told(core: &Core, table: Table) -> Vec<Told> {
-    let (mut all, mut others) = (Vec::new(), table.others);
-    for (id, counted) in table.known {
-        // One at a time: requests want the lock, too.
-        match path_of(core, id) {
-            Some(path) => all.push(Told { path, counted, rate: rate::of(&core.state(), id) }),
+    let mut known: Vec<(InodeId, Use)> = table.known.into_iter().collect();
+    known.sort_by_key(|(_, counted)| Reverse(counted.times()));
+    let (mut told, mut others) = (Vec::new(), table.others);
+    for (id, counted) in known {
+        // Only of these, and one at a time: requests want the lock, too.
+        let path = (told.len() < LINES_MAX).then(|| path_of(core, id)).flatten();
+        match path {
+            Some(path) => told.push(Told { path, counted, rate: rate::of(&core.state(), id) }),
             None => others.add(&counted),
         }
     }
-    all.sort_by_key(|told| Reverse(told.counted.times()));
     if others.times() > 0 {
-        all.push(Told { path: "others".to_owned(), counted: others, rate: None });
+        told.push(Told { path: "others".to_owned(), counted: others, rate: None });
     }
-    all
+    told
 }
 
 fn path_of(core: &Core, directory: InodeId) -> Option<String> {
     let path = core.state().directory_path(directory)?;
     Some(kvfs_page::printable(path.chars()))
-}
-
-/// The first of them, and one for all others.
-fn shortened(mut all: Vec<Told>) -> Vec<Told> {
-    if all.len() <= LINES_MAX + 1 {
-        return all;
-    }
-    let mut others = Use::default();
-    for told in all.drain(LINES_MAX..) {
-        others.add(&told.counted);
-    }
-    all.push(Told { path: "others".to_owned(), counted: others, rate: None });
-    all
 }
 
 #[cfg(test)]

@@ -22,7 +22,10 @@ impl Finder<'_> {
         &self, rules: &Model, sequence: InodeId, tokens: u64,
     ) -> Result<[u64; 3], FsError> {
         let mut in_tiers = [0; 3];
-        let Some(layer) = layer_for_all(&rules.manifest) else { return Ok(in_tiers) };
+        let Some(layer) = layer_for_all(&rules.manifest) else {
+            in_tiers[Tier::Ssd as usize] = tokens;
+            return Ok(in_tiers);
+        };
         let page_tokens = u64::from(rules.manifest.geometry().page_tokens());
         let step = tokens.div_ceil(page_tokens).div_ceil(LOOKS_MAX).max(1) * page_tokens;
         let mut start = 0;

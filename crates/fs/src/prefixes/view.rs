@@ -17,7 +17,6 @@ use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::create::Created;
 use crate::foreign::Adoption;
-use crate::hits::Area;
 use crate::list::{Listed, Listing};
 use crate::lookup::Lookup;
 use crate::opened::{Opened, OpenedBy};
@@ -169,7 +168,7 @@ impl VirtualDirectories<'_> {
     fn note_prefix(&self, model: InodeId, is_there: bool) {
         let rules = self.core.model_of(&mut self.core.state(), model);
         let tokens = rules.map_or(0, |rules| rules.manifest.geometry().page_tokens());
-        self.core.hits.note_names(Area::Model(model), [u64::from(is_there), u64::from(!is_there)]);
+        self.core.hits.note_prefix(model, is_there);
         self.core.observer.looked_for_prefix(tokens.into(), is_there);
     }
 
