@@ -94,8 +94,8 @@ impl Ring {
     }
 }
 
-/// Something that happened. What is not known is absent. A new field is added at the end and [may be
-/// missing](appended): stores have records without it, and a version before passes over what it does not know.
+/// Something that happened. What is not known is absent. A new field is added at the end and may be
+/// missing: stores have records without it, and a version before passes over what it does not know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Counts all events of a store, which a clock that jumps does not.
