@@ -23,7 +23,8 @@ pub(crate) use area::{Area, Areas};
 pub(crate) use told::{add_lines, saved_seconds};
 
 use crate::core::Core;
-use kvfs_page::{Layer, LayerKind, Manifest, Needed};
+use kvfs_page::{Layer, LayerKind, Manifest, Needed, names};
+use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::record::{InodeId, PageRecord};
 
 /// Models that are counted apart, and directories as many: some 120 bytes each. For a further one the one that was used
@@ -187,7 +188,16 @@ impl Hits {
 /// The layer that stands for all of a model.
 fn layer_of(core: &Core, area: Area) -> Option<Layer> {
     let Area::Model(model) = area else { return None };
-    let rules = core.model_of(&mut core.state(), model).ok()?;
+    let object = {
+        let state = core.state();
+        if let Some(rules) = state.models.get(&model) {
+            return layer_for_all(&rules.manifest);
+        }
+        let manifest = state.entry(model, names::MANIFEST.as_bytes()).ok()??;
+        state.inode(manifest.inode).ok()?.file()?.object?
+    };
+    // The disk may not answer, and others want the state meanwhile.
+    let rules = Model::load(&core.store, object).ok()?;
     layer_for_all(&rules.manifest)
 }
 

@@ -136,3 +136,14 @@ fn what_a_process_lacks_tells_nothing_of_a_file() {
     }
     assert!(is_of_file(&io::ErrorKind::UnexpectedEof.into()));
 }
+
+#[test]
+fn a_disk_is_nearly_full_below_an_eighth_of_a_small_one_and_64_mib_of_others() {
+    let is_nearly_full = |total_bytes, available_bytes| {
+        Space { total_bytes, available_bytes, ..Space::default() }.is_nearly_full()
+    };
+    for (total, bound) in [(80 << 20, 10 << 20), (1 << 40, NEARLY_FULL_BYTES)] {
+        assert!(is_nearly_full(total, bound - 1));
+        assert!(!is_nearly_full(total, bound) && !is_nearly_full(total, bound + 1));
+    }
+}
