@@ -218,7 +218,7 @@ fn without_a_device_or_room_it_is_one_line_too() {
 
     // It becomes full while the prompt is computed.
     let fills = "mount -t tmpfs -o size=80m none \"$TMPDIR\"; \"$0\" demo >\"$TMPDIR/told\" & pid=$!; \
-                 until grep -q 'kvfs create' \"$TMPDIR/told\"; do sleep 0.01; done; \
+                 until grep -qs 'kvfs create' \"$TMPDIR/told\"; do sleep 0.01; done; \
                  dd if=/dev/zero of=\"$TMPDIR/filler\" bs=1M status=none 2>/dev/null || true; \
                  status=0; wait $pid || status=$?; ls \"$TMPDIR\"; exit $status";
     let (status, left, error) = said(&unshared(place.path(), fills));

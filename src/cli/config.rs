@@ -75,7 +75,7 @@ pub(crate) struct Named {
     pub layer: Layer,
 }
 
-/// Merges and validates all sources. `environment` looks a variable up.
+/// Merges and validates all sources. `environment` looks a variable up. Reads no keys.
 pub(crate) fn resolve(
     named: Named, dash_o: options::Parsed, environment: &dyn Fn(&str) -> Option<OsString>,
 ) -> Result<MountConfig, Failure> {
@@ -110,11 +110,17 @@ pub(crate) fn resolve(
     let store = std::path::absolute(&named.store)
         .map_err(|error| Failure::Usage(format!("store {}: {error}", named.store.display())))?;
     let place = Place { store, mountpoint: named.mountpoint, foreground: named.foreground };
-    let mut config = validate(&Sources(layers), place).map_err(Failure::Usage)?;
-    if let (Some(remote), Some(key)) = (&mut config.options.remote, &config.remote_key) {
-        remote.keys = Some(Arc::new(key.load().map_err(Failure::Usage)?));
+    validate(&Sources(layers), place).map_err(Failure::Usage)
+}
+
+impl MountConfig {
+    /// The same with the keys of its remote, which are read or asked for.
+    pub(crate) fn with_keys(mut self) -> Result<MountConfig, Failure> {
+        if let (Some(remote), Some(key)) = (&mut self.options.remote, &self.remote_key) {
+            remote.keys = Some(Arc::new(key.load().map_err(Failure::Usage)?));
+        }
+        Ok(self)
     }
-    Ok(config)
 }
 
 /// What no setting says of a mount.

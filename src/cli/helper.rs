@@ -58,7 +58,7 @@ fn mount_call(call: &Call) -> Result<(), Failure> {
             config_command::remount(mountpoint, &dash_o.layer)
         };
     }
-    let config = resolve((store, mountpoint), dash_o)?;
+    let config = resolve((store, mountpoint), dash_o)?.with_keys()?;
     if call.has('f') {
         return preflight::check_paths(&config).map(|_| ());
     }

@@ -123,7 +123,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Demo => demo::run(),
         Command::Mount(arguments) => {
             let is_json = arguments.json;
-            mount::run(&arguments.config()?, is_json)
+            mount::run(&arguments.config()?.with_keys()?, is_json)
         }
         Command::Umount(arguments) => umount::run(&arguments),
         Command::Create(arguments) => create::run(&arguments),

@@ -40,6 +40,10 @@ impl FromStr for Size {
         };
         let billionths = billionths(whole, fraction).ok_or_else(wrong)?;
         let bytes = billionths.checked_mul(1 << shift).ok_or_else(wrong)? / 1_000_000_000;
+        // Less than a byte is not nothing, which stands for something else.
+        if bytes == 0 && billionths > 0 {
+            return Err(wrong());
+        }
         u64::try_from(bytes).map(Size).map_err(|_| wrong())
     }
 }
@@ -69,6 +73,9 @@ mod tests {
         check("0", Some(0));
         check("4096", Some(4096));
         check("512K", Some(512 << 10));
+        check("0.001K", Some(1));
+        check("0.0001K", None);
+        check("0.0G", Some(0));
         check("512MiB", Some(512 << 20));
         check("4g", Some(4 << 30));
         check("16383T", Some(16383 << 40));
@@ -81,7 +88,6 @@ mod tests {
         check("+1", None);
         check("1.5G", Some(1536 << 20));
         check("0.5k", Some(512));
-        check("0.0001K", Some(0));
         check("1.5", None);
         check("1.5B", None);
         check("1.G", None);

@@ -25,8 +25,8 @@ what they ask for meanwhile is answered by the new daemon. The process keeps its
 must say that it can go on with this mount and would give it the same settings; if it cannot, or anything fails before the \
 exchange, the old daemon goes on.
 
-Refused: a mount whose requests come through io_uring (mount with --no-io-uring), that has a memory tier (--ram), a sealed \
-remote or is read-only, blocks that are registered, open files in blocks/ and slots/, open questions and an open .kvfs/events. \
+Refused, among others: a mount that is read-only, or whose requests come through io_uring while its daemon has no thread on \
+some processor; a scrub or gc that runs; open files in blocks/ and slots/, and open questions. \
 There: kvfs umount and kvfs mount. Metrics count anew. Only a process may that could run the program as the daemon does: of \
 root or the daemon's user, with its capabilities and in its namespaces.
 

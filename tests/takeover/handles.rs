@@ -81,12 +81,14 @@ fn what_is_open_goes_on_where_the_kernel_reads_files() {
     crate::require!(fuse, root);
     check(Mode::Passthrough, &[]);
     check(Mode::Passthrough, &["--pack", "0"]);
+    check(Mode::Passthrough, &["--ram", "64M"]);
 }
 
 #[test]
 fn what_is_open_goes_on_where_the_daemon_reads_files() {
     crate::require!(fuse);
     check(Mode::Served, &[]);
+    check(Mode::Served, &["--ram", "64M"]);
 }
 
 #[test]
@@ -125,4 +127,72 @@ fn a_page_that_is_being_written_in_place_appears_when_it_is_closed() {
     file.write_all(&bytes[bytes.len() / 2..]).unwrap();
     drop(file);
     assert!(std::fs::read(&page).unwrap() == bytes);
+}
+
+/// Whoever follows the events reads each of them once.
+#[test]
+fn events_are_followed() {
+    crate::require!(fuse, root);
+    let mount = mounted(Mode::Passthrough, &[]);
+    let model = Model::small();
+    model.install(&mount);
+    let damage = |sequence: &str| {
+        let page = model.page_path(&mount, sequence, 0, 0);
+        std::fs::create_dir_all(page.parent().unwrap()).unwrap();
+        let mut bytes = model.page(0, 0, 1);
+        *bytes.last_mut().unwrap() ^= 1;
+        // It is refused, which is an event.
+        let _ = write_and_close(&page, &bytes);
+    };
+    let events = File::open(mount.join(".kvfs/events")).unwrap();
+    let (mut text, mut at) = (String::new(), 0);
+    let mut follow = |at: &mut u64| {
+        let mut bytes = [0; 200];
+        while let count @ 1.. = events.read_at(&mut bytes, *at).unwrap() {
+            text.push_str(std::str::from_utf8(&bytes[..count]).unwrap());
+            *at += count as u64;
+        }
+        text.matches("\"refused\"").count()
+    };
+    damage("a");
+    assert_eq!(follow(&mut at), 1);
+    damage("b");
+    upgrade(&mount);
+    assert_eq!(follow(&mut at), 2);
+    upgrade(&mount);
+    damage("c");
+    assert_eq!(follow(&mut at), 3);
+    let all = std::fs::read_to_string(mount.join(".kvfs/events")).unwrap();
+    assert_eq!(all, text);
+}
+
+#[test]
+fn blocks_stay_registered_until_they_are_withdrawn() {
+    crate::require!(fuse, root);
+    let mount = mounted(Mode::Passthrough, &[]);
+    Model::small().install(&mount);
+    write_and_close(mount.files("pool"), &vec![0; 1 << 20]).unwrap();
+    let block = mount.join(format!("models/small/blocks/{}.000", "ab".repeat(32)));
+    let register = |offset: u32| {
+        let text = format!(
+            r#"{{"file":"files/pool","layer":0,"shape":[2,2,1],"sizes":[2048,2048],"offsets":[0,0,0,{offset}]}}"#
+        );
+        write_and_close(&block, text.as_bytes()).unwrap();
+        std::fs::read_to_string(&block).unwrap()
+    };
+    let first = register(0);
+    upgrade(&mount);
+    assert_eq!(std::fs::read_to_string(&block).unwrap(), first);
+    assert_eq!(mount.status("registered_blocks"), "1");
+    std::fs::remove_file(&block).unwrap();
+    let second = register(4096);
+    let number = |text: &str| {
+        serde_json::from_str::<serde_json::Value>(text).unwrap()["registration"].as_u64().unwrap()
+    };
+    assert!(number(&second) > number(&first), "{first} {second}");
+    upgrade(&mount);
+    assert_eq!(std::fs::read_to_string(&block).unwrap(), second);
+    // They end with the bytes that they describe.
+    std::fs::remove_file(mount.files("pool")).unwrap();
+    assert!(!block.exists());
 }

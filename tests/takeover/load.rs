@@ -31,7 +31,8 @@ fn run(mode: Mode) {
     std::fs::create_dir_all(page.parent().unwrap()).unwrap();
     let bytes = model.page(0, 0, 7);
     write_and_close(&page, &bytes).unwrap();
-    let pid = mount.status("pid");
+    let known = |mount: &Mount| (mount.status("pid"), mount.status("io_uring"));
+    let before = known(&mount);
     let (over, count) = (AtomicBool::new(false), wanted());
     let done = use_meanwhile(&mount, &model, (&page, &bytes), &over, count);
     println!(
@@ -39,7 +40,7 @@ fn run(mode: Mode) {
         done.calls, done.longest
     );
     assert!(exchanges(&mount) >= count);
-    assert_eq!(mount.status("pid"), pid, "the process stays");
+    assert_eq!(known(&mount), before, "the process stays, and where its requests come from");
     assert!(done.calls >= CALLS_MIN, "only {} calls", done.calls);
     assert!(done.longest <= PAUSE_MAX, "{:?}", done.longest);
     assert!(mount.unmount().success());

@@ -16,6 +16,7 @@ mod clients;
 mod disks;
 mod handles;
 mod load;
+mod memory;
 mod programs;
 mod refused;
 mod signals;
@@ -33,7 +34,7 @@ fn any_mode() -> Mode {
 
 /// A mount that can be exchanged.
 fn mounted(mode: Mode, options: &[&str]) -> Mount {
-    Mount::with_options(mode, &[&["--no-io-uring"], options].concat())
+    Mount::with_options(mode, options)
 }
 
 fn upgrade_command(mount: &Mount, program: Option<&Path>) -> Command {

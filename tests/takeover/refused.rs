@@ -50,26 +50,39 @@ fn a_program_that_cannot_go_on_is_refused_and_the_daemon_stays() {
 #[test]
 fn a_mount_that_cannot_be_exchanged_says_why() {
     crate::require!(fuse, root);
-    let check = |options: &[&str], expected: &str| {
-        let mount = mounted(Mode::Passthrough, options);
-        let line = refusal(&mount, None);
-        assert!(line.contains(expected), "{line}");
-        is_used(&mount, "used");
-    };
-    check(&["--ram", "64M"], "memory tier");
-    if crate::common::require::available("io_uring") {
-        let mut mount = Mount::with_environment(
-            Mode::Passthrough,
-            &[],
-            vec![("KVFS_IO_URING".into(), "yes".into())],
-        );
-        if !mount.status("io_uring").starts_with("no") {
-            let line = refusal(&mount, None);
-            assert!(line.contains("--no-io-uring"), "{line}");
-            is_used(&mount, "used");
-        }
-        assert!(mount.unmount().success());
+    let mount = mounted(Mode::Passthrough, &["--read-only"]);
+    let line = refusal(&mount, None);
+    assert!(line.contains("it is mounted read-only; stop the programs that use it"), "{line}");
+    assert_eq!(exchanges(&mount), 0);
+}
+
+/// Whoever runs where the daemon may not has a queue of the kernel that the daemon cannot empty.
+#[test]
+fn a_daemon_that_may_not_run_everywhere_keeps_its_rings() {
+    crate::require!(fuse, root, io_uring);
+    let mut mount = mounted(any_mode(), &[]);
+    if mount.status("io_uring").starts_with("no") {
+        println!("requests come from the device here, which one thread can empty");
+        return;
     }
+    assert!(mount.unmount().success());
+    let all = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).unwrap();
+    if !all.is_set(1).unwrap() {
+        println!("skipped: there is one processor");
+        return;
+    }
+    let mut one = nix::sched::CpuSet::new();
+    one.set(0).unwrap();
+    let this_thread = nix::unistd::Pid::from_raw(0);
+    nix::sched::sched_setaffinity(this_thread, &one).unwrap();
+    mount.mount();
+    nix::sched::sched_setaffinity(this_thread, &all).unwrap();
+    let line = refusal(&mount, None);
+    assert!(
+        line.contains("programs may run on processor 1, and the daemon has no thread there"),
+        "{line}"
+    );
+    is_used(&mount, "used");
 }
 
 #[test]
@@ -91,20 +104,6 @@ fn somebody_else_may_not() {
         "{text}"
     );
     is_used(&mount, "used");
-}
-
-#[test]
-fn what_only_this_daemon_knows_must_be_closed_first() {
-    crate::require!(fuse, root);
-    let mount = mounted(Mode::Passthrough, &[]);
-    let events = std::fs::File::open(mount.join(".kvfs/events")).unwrap();
-    let line = refusal(&mount, None);
-    assert!(line.contains("has .kvfs/events open"), "{line}");
-    is_used(&mount, "used");
-    drop(events);
-    crate::common::eventually("the handle to be released", || {
-        crate::try_upgrade(&mount, None).status.success().then_some(())
-    });
 }
 
 /// A program that asks for an exchange and prints the answer.

@@ -14,13 +14,24 @@ use super::dispatch::Operations;
 use super::gate::Gate;
 use super::mount::{MountError, MountOptions};
 use super::notify::Notifier;
-use super::ring::{self, Rings};
+use super::ring::{self, Rings, Slots};
 use super::shared::Shared;
 use kvfs_fs::Transport;
 use kvfs_fs::takeover::Descriptors;
 
 /// Requests that the kernel may have under way in the background (readahead, releases).
 const BACKGROUND_MAX: u16 = 64;
+
+/// Where requests come from.
+pub(super) struct Source {
+    pub(super) device: Arc<OwnedFd>,
+    /// Whether they are taken.
+    pub(super) gate: Arc<Gate>,
+    /// The longest one.
+    pub(super) request_bytes_max: u32,
+    /// Slots of rings, if they come through those.
+    pub(super) slots: Option<Arc<Slots>>,
+}
 
 /// A mount that does not answer yet.
 pub(super) struct Connection {
@@ -67,21 +78,30 @@ impl Connection {
 
     /// Goes on with the connection of a daemon that has left it.
     pub(super) fn take_over(
-        options: &MountOptions, shared: &Shared, operations: Operations, left: Descriptors,
+        options: &MountOptions, shared: &Shared, operations: Operations, left: &Descriptors,
     ) -> Result<Connection, MountError> {
         let device = Arc::new(kvfs_os::inherited(left.device).map_err(MountError::Mount)?);
         shared.connect(&device);
-        shared.fs.set_transport(Transport::Device("turned off by option".to_owned()));
+        let rings = left.rings.as_ref().map(Rings::take_over).transpose();
+        let rings = rings.map_err(MountError::Rings)?;
+        shared.fs.set_transport(match &rings {
+            Some(rings) => Transport::Rings(rings.len()),
+            None => Transport::Device(left.no_rings.clone()),
+        });
         let device = device_of(device, options, WRITE_BYTES_MAX.max(left.request_bytes_max));
         let operations = Arc::new(operations);
-        Ok(Connection { session: None, device, operations, rings: None })
+        Ok(Connection { session: None, device, operations, rings })
     }
 
-    /// The descriptor, whether requests are read from it, and whether they come from nowhere else.
-    pub(super) fn exchangeable(&self) -> (Arc<OwnedFd>, Arc<Gate>, u32, bool) {
+    /// What another daemon can go on with.
+    pub(super) fn source(&self) -> Source {
         let Device { descriptor, gate, request_bytes_max, .. } = &self.device;
-        let (descriptor, gate) = (Arc::clone(descriptor), Arc::clone(gate));
-        (descriptor, gate, *request_bytes_max, self.rings.is_none())
+        Source {
+            device: Arc::clone(descriptor),
+            gate: Arc::clone(gate),
+            request_bytes_max: *request_bytes_max,
+            slots: self.rings.as_ref().map(Rings::slots),
+        }
     }
 
     /// Tells the kernel what to forget.
@@ -95,7 +115,8 @@ impl Connection {
         let operations = Arc::clone(&self.operations);
         let mut threads = device::serve(&self.device, operations, running)?;
         if let Some(rings) = self.rings {
-            let begun = rings.begin(&self.device.descriptor, &self.operations);
+            let Device { descriptor, gate, .. } = &self.device;
+            let begun = rings.begin(descriptor, &self.operations, gate);
             threads.extend(begun.map_err(MountError::Rings)?);
         }
         // It would unmount the mountpoint once more, and hit whoever mounts there next.

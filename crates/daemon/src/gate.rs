@@ -1,6 +1,6 @@
-//! Whether requests are taken from the device.
+//! Whether requests are taken from the kernel.
 //!
-//! Shut, it lets the threads come to rest that read the device: those that wait in the kernel are woken, and what was
+//! Shut, it lets the threads come to rest that take them: those that wait in the kernel are woken, and what was
 //! taken is answered. Requests that come meanwhile wait in the kernel, for this daemon or another one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,13 +28,29 @@ struct Threads {
     at_rest: Vec<Wakeable>,
 }
 
-/// A thread that reads the device.
+/// A thread that takes requests.
 #[derive(Debug)]
 pub(super) struct Reader {
     thread: Wakeable,
-    /// It may wait in the kernel for a request: only then it is woken. What it does with a request may be a call that a
-    /// signal ends, on a store of a network filesystem.
-    is_reading: AtomicBool,
+    caller: Caller,
+}
+
+/// How a thread that waits in the kernel is called.
+enum Caller {
+    /// By a signal, while this is so. What it does with a request may be a call that a signal ends, on a store of a
+    /// network filesystem.
+    Signal(AtomicBool),
+    /// In a way of its own, which it notices also if it begins to wait later.
+    Own(Box<dyn Fn() + Send + Sync>),
+}
+
+impl std::fmt::Debug for Caller {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Caller::Signal(_) => "Signal",
+            Caller::Own(_) => "Own",
+        })
+    }
 }
 
 impl Reader {
@@ -44,10 +60,20 @@ impl Reader {
 
     /// Calls `read`, which may be ended with EINTR.
     pub(super) fn read<T>(&self, read: impl FnOnce() -> T) -> T {
-        self.is_reading.store(true, Ordering::SeqCst);
+        let Caller::Signal(is_reading) = &self.caller else { return read() };
+        is_reading.store(true, Ordering::SeqCst);
         let outcome = read();
-        self.is_reading.store(false, Ordering::SeqCst);
+        is_reading.store(false, Ordering::SeqCst);
         outcome
+    }
+
+    /// Has it look whether the gate is shut.
+    fn call(&self) {
+        match &self.caller {
+            Caller::Signal(is_reading) if is_reading.load(Ordering::SeqCst) => self.thread.wake(),
+            Caller::Signal(_) => {}
+            Caller::Own(call) => call(),
+        }
     }
 }
 
@@ -64,10 +90,20 @@ impl Gate {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The calling thread reads the device.
+    /// The calling thread takes requests with [`Reader::read`].
     pub(super) fn enter(&self) -> std::io::Result<Arc<Reader>> {
-        let (thread, is_reading) = (Wakeable::this_thread()?, AtomicBool::new(false));
-        let reader = Arc::new(Reader { thread, is_reading });
+        self.enter_with(Caller::Signal(AtomicBool::new(false)))
+    }
+
+    /// The calling thread takes requests; `call` has it look whether the gate is shut, or open again.
+    pub(super) fn enter_called_by(
+        &self, call: impl Fn() + Send + Sync + 'static,
+    ) -> std::io::Result<Arc<Reader>> {
+        self.enter_with(Caller::Own(Box::new(call)))
+    }
+
+    fn enter_with(&self, caller: Caller) -> std::io::Result<Arc<Reader>> {
+        let reader = Arc::new(Reader { thread: Wakeable::this_thread()?, caller });
         self.threads().all.push(Arc::clone(&reader));
         Ok(reader)
     }
@@ -118,8 +154,7 @@ impl Gate {
                 drop(threads);
                 return None;
             }
-            let reading = awake.filter(|one| one.is_reading.load(Ordering::SeqCst));
-            reading.for_each(|one| one.thread.wake());
+            awake.for_each(|one| one.call());
             let waited = self.changed.wait_timeout(threads, LOOK_INTERVAL);
             threads = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -128,9 +163,12 @@ impl Gate {
 
 impl Drop for Shut<'_> {
     fn drop(&mut self) {
-        let _threads = self.0.threads();
+        let threads = self.0.threads();
         self.0.is_shut.store(false, Ordering::SeqCst);
         self.0.changed.notify_all();
+        // Who was not at rest yet may wait for that, with requests that it holds.
+        let own = threads.all.iter().filter(|one| matches!(one.caller, Caller::Own(_)));
+        own.for_each(|one| one.call());
     }
 }
 
@@ -175,5 +213,31 @@ mod tests {
         drop(write_end);
         reading.join().unwrap();
         assert!(gate.shut(SHORT).is_some(), "no thread is left");
+    }
+
+    #[test]
+    fn who_has_a_way_of_its_own_is_called_when_it_shuts_and_when_it_opens() {
+        let gate = Arc::new(Gate::default());
+        let (call, called) = crossbeam_channel::unbounded::<()>();
+        let (told, heard) = crossbeam_channel::unbounded();
+        let taking = std::thread::Builder::new().spawn({
+            let gate = Arc::clone(&gate);
+            move || {
+                let reader = gate.enter_called_by(move || _ = call.send(())).unwrap();
+                told.send(gate.is_shut()).unwrap();
+                while called.recv_timeout(LONG).is_ok() {
+                    told.send(gate.is_shut()).unwrap();
+                    if gate.is_shut() {
+                        continue;
+                    }
+                    return gate.leave(&reader);
+                }
+            }
+        });
+        assert_eq!(heard.recv_timeout(LONG), Ok(false));
+        assert!(gate.shut(SHORT).is_none(), "it does not come to rest");
+        taking.unwrap().join().unwrap();
+        let told: Vec<bool> = heard.try_iter().collect();
+        assert!(told.contains(&true) && told.last() == Some(&false), "{told:?}");
     }
 }

@@ -288,9 +288,11 @@ fn serve_or_go_on(
     let endpoint =
         listener.map(|socket| MetricsEndpoint::start(socket, &file_system, options)).transpose()?;
     let exchanges = left.as_ref().map_or(0, Left::exchanges);
-    let source = connection.exchangeable();
-    exchange::start(options, &shared, source, silenced, exchanges, &stopped)?;
+    let source = connection.source();
+    let (begun, begins) = bounded::<()>(0);
+    exchange::start(options, &shared, source, silenced, exchanges, (begins, &stopped))?;
     let requests = connection.begin()?;
+    drop(begun);
     exchange::note_served();
     left.iter().for_each(Left::tell);
     ready();
@@ -331,7 +333,7 @@ fn open_file_system(
     if left.is_none() {
         remote::prepare(options, &store, &numbers, &observer)?;
     }
-    store.ram = memory_tier(options, &store, counters)?;
+    store.ram = memory_tier(options, &store, counters, left.as_mut())?;
     store.packs.set_packed_bytes_max(options.packed_bytes_max);
     observer.describe(&options.mountpoint);
     let mut file_system = if let Some(left) = left.as_mut() {
@@ -345,6 +347,9 @@ fn open_file_system(
     file_system.steer_by(options.steering.as_ref());
     let mover =
         remote::attach_tiers(options, &mut file_system, counters, &numbers, left.is_some())?;
+    if let Some(left) = left {
+        left.go_on_moving(&file_system)?;
+    }
     show_metrics(&file_system, counters);
     Ok((Arc::new(file_system), mover))
 }
@@ -361,8 +366,12 @@ fn listen(options: &MountOptions, goes_on: bool) -> Result<Option<Listener>, Mou
 }
 
 fn memory_tier(
-    options: &MountOptions, store: &Store, counters: &Counters,
+    options: &MountOptions, store: &Store, counters: &Counters, left: Option<&mut Left>,
 ) -> Result<Option<Arc<RamTier>>, MountError> {
+    // A budget of 0 leaves what cannot leave yet.
+    if let Some(ram) = left.and_then(|left| left.open_ram(options.ram_bytes, counters)) {
+        return Ok(Some(Arc::new(ram?)));
+    }
     if options.ram_bytes == 0 {
         return Ok(None);
     }

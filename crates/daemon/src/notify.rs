@@ -16,6 +16,7 @@ use kvfs_storage::store::record::InodeId;
 
 /// Kinds of notifications, of include/uapi/linux/fuse.h.
 const INVALIDATE_INODE: u32 = 2;
+const RETRIEVE: u32 = 5;
 const PRUNE: u32 = 9;
 
 /// `struct fuse_out_header`, with the kind of a notification in place of an error.
@@ -48,6 +49,18 @@ struct PruneOne {
     inode: u64,
 }
 
+/// `struct fuse_notify_retrieve_out`.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Retrieve {
+    header: Header,
+    unique: u64,
+    inode: u64,
+    offset: u64,
+    size: u32,
+    padding: u32,
+}
+
 impl Header {
     /// The header of a message of type `T`.
     fn new<T>(kind: u32) -> Header {
@@ -55,7 +68,18 @@ impl Header {
     }
 }
 
-const _: () = assert!(size_of::<InvalidateInode>() == 40 && size_of::<PruneOne>() == 40);
+const _: () = assert!(
+    size_of::<InvalidateInode>() == 40
+        && size_of::<PruneOne>() == 40
+        && size_of::<Retrieve>() == 48
+);
+
+/// Asks the kernel for none of the cached bytes of a regular file that it knows, which it gives in a request of this number.
+pub(super) fn retrieve_nothing(device: &OwnedFd, inode: InodeId, unique: u64) -> nix::Result<()> {
+    let header = Header::new::<Retrieve>(RETRIEVE);
+    let message = Retrieve { header, unique, inode: inode.0, offset: 0, size: 0, padding: 0 };
+    nix::unistd::write(device, message.as_bytes()).map(drop)
+}
 
 /// Tells the kernel of a mount what to forget.
 #[derive(Clone, Debug)]

@@ -4,8 +4,9 @@
 //! ones. At the end the file goes on when something happens, as one does that is appended to.
 
 use std::fmt::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, TryLockError};
 
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::FsError;
@@ -34,53 +35,80 @@ pub(crate) struct History(Mutex<Window>);
 #[derive(Debug, Default)]
 struct Window {
     from: EventCursor,
+    /// `from` is yet to be found: behind the event of this number.
+    behind: Option<u64>,
+    read: SoFar,
+}
+
+/// How far somebody has read, without what only this daemon knows.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct SoFar {
     start: u64,
     text: String,
     has_begun: bool,
+    /// The number of the last event of the text, or before it.
+    last: u64,
 }
 
 impl History {
+    /// How far it has come; `None` while somebody reads, who may wait for the state.
+    pub(crate) fn so_far(&self) -> Option<SoFar> {
+        match self.0.try_lock() {
+            Ok(window) => Some(window.read.clone()),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner().read.clone()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Goes on where another daemon was.
+    pub(crate) fn from(read: SoFar) -> History {
+        let behind = read.has_begun.then_some(read.last);
+        History(Mutex::new(Window { from: EventCursor::default(), behind, read }))
+    }
+
     /// Reads from where the last read ended, from within what it gave, or from the beginning.
     pub(super) fn read(
         &self, core: &Core, offset: u64, buffer: &mut [u8],
     ) -> Result<usize, FsError> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if offset == 0 && window.start > 0 {
-            *window = Window::default();
+        let Window { from, behind, read } = &mut *window;
+        if offset == 0 && read.start > 0 {
+            (*from, *behind, *read) = Default::default();
         }
-        if !std::mem::replace(&mut window.has_begun, true)
+        if !std::mem::replace(&mut read.has_begun, true)
             && let Some(number) = offset.checked_sub(AFTER)
         {
-            let state = core.state();
-            window.from = core.store.events.after(&state.metadata, number)?;
-            window.start = offset;
+            (*behind, read.start, read.last) = (Some(number), offset, number);
         }
-        let within = offset.checked_sub(window.start).ok_or(FsError::Invalid)?;
-        let held = window.text.len() as u64;
+        if let Some(number) = *behind {
+            *from = core.store.events.after(&core.state().metadata, number)?;
+            *behind = None;
+        }
+        let within = offset.checked_sub(read.start).ok_or(FsError::Invalid)?;
+        let held = read.text.len() as u64;
         if within < held {
-            return Ok(copy_text(window.text.as_bytes(), within, buffer));
+            return Ok(copy_text(read.text.as_bytes(), within, buffer));
         }
         if within > held {
             return Err(FsError::Invalid);
         }
-        let text = next_lines(core, &mut window.from)?;
-        if text.is_empty() {
-            return Ok(0);
-        }
-        (window.start, window.text) = (offset, text);
-        Ok(copy_text(window.text.as_bytes(), 0, buffer))
+        let (text, last) = next_lines(core, from)?;
+        let Some(last) = last else { return Ok(0) };
+        (read.start, read.text, read.last) = (offset, text, last);
+        Ok(copy_text(read.text.as_bytes(), 0, buffer))
     }
 }
 
 /// Lines of the events with higher numbers, as many as one read makes.
 pub(super) fn lines_after(core: &Core, number: u64) -> Result<String, FsError> {
     let mut from = core.store.events.after(&core.state().metadata, number)?;
-    next_lines(core, &mut from)
+    Ok(next_lines(core, &mut from)?.0)
 }
 
-fn next_lines(core: &Core, from: &mut EventCursor) -> Result<String, FsError> {
+/// Some more lines, and the number of the last event among them, if there are any.
+fn next_lines(core: &Core, from: &mut EventCursor) -> Result<(String, Option<u64>), FsError> {
     let state = core.state();
-    let mut text = String::new();
+    let (mut text, mut last) = (String::new(), None);
     for event in core.store.events.read(&state.metadata, from, EVENTS_AT_ONCE)? {
         let event = if event.path.is_some() {
             event
@@ -88,10 +116,11 @@ fn next_lines(core: &Core, from: &mut EventCursor) -> Result<String, FsError> {
             let path = event.inode.and_then(|id| path_now(&state, id, event.directory));
             event.at(path)
         };
+        last = Some(event.number);
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{}", line(&event));
     }
-    Ok(text)
+    Ok((text, last))
 }
 
 fn line(event: &Event) -> serde_json::Value {

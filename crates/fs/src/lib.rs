@@ -294,6 +294,11 @@ impl FileSystem {
         let _ = self.transport.set(transport);
     }
 
+    /// How requests come, once that is known.
+    pub fn transport(&self) -> Option<&Transport> {
+        self.transport.get()
+    }
+
     /// Who knows the settings by name, if anybody does. Only before the mount answers.
     pub fn steer_by(&self, steering: Option<&Arc<dyn Steering>>) {
         if let Some(steering) = steering {

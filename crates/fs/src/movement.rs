@@ -92,6 +92,18 @@ struct Movable {
     object: ObjectId,
 }
 
+impl Tiers {
+    /// Files that are to leave, and their objects.
+    pub(super) fn wishes_so_far(&self) -> Vec<(InodeId, ObjectId)> {
+        self.wishes.after(InodeId(0), WISHES_MAX)
+    }
+
+    /// Goes on with those of the daemon before.
+    pub(super) fn go_on_with(&self, wishes: Vec<(InodeId, ObjectId)>) {
+        self.wishes.held().extend(wishes);
+    }
+}
+
 impl FileSystem {
     /// Whether setting an attribute has to wait, and for what. To leave takes a word, to come back
     /// takes the bytes.

@@ -129,6 +129,15 @@ mod tests {
     const FILES: InodeId = InodeId(3);
     const NAME: &str = "file";
 
+    /// A request may come between an exchange of daemons and the lookup of its directory.
+    #[test]
+    fn a_directory_of_the_daemon_before_is_stale() {
+        let unmounted = Unmounted::new();
+        let place = place(InodeId(u64::MAX), "0123.000");
+        assert!(matches!(unmounted.fs.unlink(&place), Err(FsError::Stale)));
+        assert!(matches!(unmounted.fs.remove_directory(&place), Err(FsError::Stale)));
+    }
+
     #[test]
     fn bytes_go_with_the_commit_unless_somebody_uses_them_or_there_is_room() {
         let unmounted = Unmounted::new();

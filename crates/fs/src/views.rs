@@ -39,7 +39,7 @@ const VIEWS: [(InodeId, &str); 9] = [
 /// Made while it is read, so its size is told as 0.
 const EVENTS: InodeId = InodeId(21);
 /// Takes requests to change settings.
-const SETTINGS: InodeId = InodeId(22);
+pub(super) const SETTINGS: InodeId = InodeId(22);
 
 /// Tells the last opens. Its size is told as 0, since it costs more to make than others.
 const HOTTEST: InodeId = InodeId(23);
@@ -94,6 +94,8 @@ impl FileSystem {
 
     /// Whether a name is virtual: it cannot be removed or moved.
     pub(super) fn is_virtual_name(&self, place: &Place) -> Result<bool, FsError> {
+        // The kernel looks a directory up again that another daemon has given its number.
+        self.prefixes.check_known(place.parent)?;
         let is_view = self.lookup_view(place.parent, &place.name)?.is_some();
         Ok(is_view || is_prefix_name(&self.core, place))
     }

@@ -12,6 +12,7 @@ mod mapping;
 mod memory;
 pub mod mountinfo;
 mod open;
+mod pieces;
 mod privilege;
 mod process;
 mod side_by_side;
@@ -32,6 +33,7 @@ pub use open::{
     metadata_no_follow, open_beneath, open_directory_no_follow, open_no_follow,
     open_regular_no_follow, read_no_follow,
 };
+pub use pieces::{Piece, PieceFile};
 pub use privilege::{effective_capabilities, is_as_privileged, own_capabilities};
 pub use process::{Share, fork, open_files_max, refuse_large_files};
 pub use side_by_side::{in_background, side_by_side, side_by_side_with};

@@ -5,6 +5,7 @@ mod check;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, Parser};
 
@@ -14,7 +15,7 @@ use crate::cli::output::{Failure, Outcome, Report};
 use crate::cli::role::{self, Role};
 use crate::cli::settings::{Layer, Origin, Value, find};
 use crate::cli::{helper, mount};
-use crate::fs::takeover::{FORMAT, Handover, Launch};
+use crate::fs::takeover::{FORMAT, Handover, Launch, Secret};
 
 /// `kvfs take-over`.
 #[derive(Debug, Args)]
@@ -36,13 +37,23 @@ pub(crate) fn run(arguments: &TakeOverArguments) -> Outcome {
         None => all_of(&mut io::stdin()),
     };
     let bytes = bytes.map_err(|error| Failure::failed(format!("what was left: {error}")))?;
-    let left = Handover::from_bytes(&bytes)
+    let mut left = Handover::from_bytes(&bytes)
         .map_err(|error| Failure::failed(format!("what was left: {error}")))?;
     drop(bytes);
-    let config = configuration(&left.launch)?;
+    let mut config = configuration(&left.launch)?;
     if arguments.check {
         check::check(&config, &left.launch)?;
         return Ok(Report::text(format!("kvfs take-over {FORMAT}\n")));
+    }
+    if config.remote_key.is_some() {
+        let Some((remote, Secret(keys))) = config.options.remote.as_mut().zip(left.keys.take())
+        else {
+            return Err(Failure::failed("what was left: the keys of the remote are missing"));
+        };
+        let keys = keys
+            .parse()
+            .map_err(|why| Failure::failed(format!("the keys that were left: {why}")))?;
+        remote.keys = Some(Arc::new(keys));
     }
     mount::go_on(config, left)?;
     Ok(Report::default())
@@ -67,7 +78,7 @@ fn configuration(launch: &Launch) -> Result<MountConfig, Failure> {
         let place = directory.display();
         Failure::failed(format!("{place}, where this mount was made, is gone: {error}"))
     })?;
-    let mut config = match role::of(&launch.arguments) {
+    let config = match role::of(&launch.arguments) {
         Role::MountHelper(rest) => helper::mount_config(&rest)?,
         Role::UmountHelper(_) => return Err(not_a_mount()),
         Role::Command => match Arguments::try_parse_from(&launch.arguments) {
@@ -89,12 +100,7 @@ fn configuration(launch: &Launch) -> Result<MountConfig, Failure> {
     let live = changed(&launch.settings)?;
     let sources = config.sources.under(Origin::Live, &live);
     let place = Place { store, mountpoint, foreground };
-    let keys = config.options.remote.take().and_then(|remote| remote.keys);
-    let mut config = config::validate(&sources, place).map_err(Failure::Usage)?;
-    if let Some(remote) = &mut config.options.remote {
-        remote.keys = keys;
-    }
-    Ok(config)
+    config::validate(&sources, place).map_err(Failure::Usage)
 }
 
 fn not_a_mount() -> Failure {

@@ -14,6 +14,8 @@ use kvfs_fs::takeover::{self, Descriptors, Handover, Live};
 use kvfs_fs::{FileSystem, Invalidation};
 use kvfs_observe::Observer;
 use kvfs_storage::store::Store;
+use kvfs_storage::tier::counters::Counters;
+use kvfs_storage::tier::ram::RamTier;
 
 /// See the module.
 #[derive(Debug)]
@@ -24,8 +26,8 @@ pub(crate) struct Left {
 }
 
 impl Left {
-    pub(crate) fn new(handover: Handover) -> Result<Left, MountError> {
-        let descriptors = handover.descriptors.ok_or(MountError::Left("descriptors"))?;
+    pub(crate) fn new(mut handover: Handover) -> Result<Left, MountError> {
+        let descriptors = handover.descriptors.take().ok_or(MountError::Left("descriptors"))?;
         Ok(Left { handover, descriptors, size: (0, 0) })
     }
 
@@ -33,6 +35,21 @@ impl Left {
     pub(crate) fn open_store(&self, path: &Path) -> Result<Store, MountError> {
         let lock = kvfs_os::inherited(self.descriptors.lock).map_err(MountError::Mount)?;
         Ok(Store::open_locked(path, lock)?)
+    }
+
+    /// The memory tier, if the mount has one.
+    pub(crate) fn open_ram(
+        &mut self, budget_bytes: u64, counters: &Counters,
+    ) -> Option<Result<RamTier, MountError>> {
+        let live = self.handover.ram.take()?;
+        let ram = RamTier::go_on(live, budget_bytes, counters.clone());
+        Some(ram.map_err(MountError::Memory))
+    }
+
+    /// Goes on with what was on its way between tiers.
+    pub(crate) fn go_on_moving(&mut self, fs: &FileSystem) -> Result<(), MountError> {
+        let wishes = std::mem::take(&mut self.handover.wishes);
+        takeover::go_on_moving(fs, wishes).map_err(MountError::Flush)
     }
 
     pub(crate) fn open(
@@ -46,8 +63,8 @@ impl Left {
     pub(crate) fn connect(
         &self, options: &MountOptions, shared: &Shared, operations: Operations,
     ) -> Result<Connection, MountError> {
-        let connection = Connection::take_over(options, shared, operations, self.descriptors)?;
-        let (device, ..) = connection.exchangeable();
+        let connection = Connection::take_over(options, shared, operations, &self.descriptors)?;
+        let device = connection.source().device;
         shared.backings.take_over(&device, &self.handover.backings);
         Ok(connection)
     }

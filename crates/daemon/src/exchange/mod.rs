@@ -1,11 +1,11 @@
 //! The daemon of a mount is exchanged for another program, and clients do not notice.
 //!
 //! 1. The program is asked whether it can read what this one leaves, and would make this mount ([`candidate`]).
-//! 2. Nothing more is read from the device, and what was read is answered ([`Gate`]). What comes meanwhile waits in the
-//!    kernel.
+//! 2. Nothing more is taken from the kernel, and what was taken is answered ([`gate`](super::gate)). What comes meanwhile
+//!    waits in the kernel, or in slots of rings that nobody looks into.
 //! 3. What is to be durable is committed. What only memory has goes into a memory file.
-//! 4. The program takes the process over by execve(2), with the descriptors of the device, of the store's lock and of that
-//!    file. The kernel keeps the mount and its backing files as long as the device is open.
+//! 4. The program takes the process over by execve(2), with the descriptors of the device, of the store's lock, of that
+//!    file, of the memory of rings and of the memory tier. The kernel keeps the mount and its backing files as long as the device is open.
 //!
 //! Whatever fails before the last call leaves this daemon as it was. What waits for long (a remote, a slow disk) is not cut
 //! off: the gate opens again after [`PATIENCE`], and it is tried anew.
@@ -18,7 +18,7 @@ mod threads;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,17 +30,19 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::alarm;
 
 use super::background;
-use super::gate::Gate;
+use super::connection::Source;
 use super::mount::{MountError, MountOptions};
 use super::notify::Notifier;
-use super::passthrough::Frozen;
 use super::shared::Shared;
 use candidate::Candidate;
 pub use ending::Ending;
+use kvfs_fs::Transport;
 use kvfs_fs::takeover::{
-    Descriptors, Handover, Launch, Live, Progress, Unable, hand_over, obstacle, prepare,
-    slow_changes_down, time_sync,
+    Descriptors, Handover, Launch, Live, LiveRings, Progress, Secret, Unable, hand_over, obstacle,
+    prepare, slow_changes_down, time_sync, wishes,
 };
+use kvfs_storage::tier::ram::Frozen;
+use kvfs_storage::tier::remote::seal::KeyRing;
 pub(super) use left::Left;
 use threads::wait_until_interruptible;
 
@@ -56,39 +58,31 @@ const ATTEMPTS_MAX: Duration = Duration::from_secs(30);
 /// waiting of those who use the mount.
 const SERVES_WITHIN_SECONDS: u32 = 60;
 
-/// Descriptor of the device, gate before it, longest request, and whether requests come from nowhere else.
-type Source = (Arc<OwnedFd>, Arc<Gate>, u32, bool);
+/// What only memory has: names and handles, and the slots of rings.
+type InMemory<'a> = (&'a Live, Option<&'a LiveRings>);
 
 struct Exchanger {
     shared: Arc<Shared>,
-    device: Arc<OwnedFd>,
-    gate: Arc<Gate>,
-    request_bytes_max: u32,
+    source: Source,
     notifier: Notifier,
     launch: Arc<Launch>,
     ending: Arc<Ending>,
+    /// Of a sealed remote.
+    keys: Option<Arc<KeyRing>>,
     exchanges: u64,
     /// What keeps this mount from ever being handed over.
     obstacle: Option<String>,
 }
 
-/// Starts what exchanges the daemon when it is asked to.
+/// Starts what exchanges the daemon when it is asked to, after it has begun to serve (`begins` is closed) and until the mount
+/// ends.
 pub(super) fn start(
-    options: &MountOptions, shared: &Arc<Shared>,
-    (device, gate, request_bytes_max, is_only): Source, notifier: Notifier, exchanges: u64,
-    stopped: &Receiver<()>,
+    options: &MountOptions, shared: &Arc<Shared>, source: Source, notifier: Notifier,
+    exchanges: u64, (begins, stopped): (Receiver<()>, &Receiver<()>),
 ) -> Result<(), MountError> {
     let Some(launch) = options.launch.clone() else { return Ok(()) };
     let is_read_only = options.read_only.then(|| "it is mounted read-only".to_owned());
-    let has_rings = (!is_only).then(|| {
-        "its requests come through io_uring, whose queues end with the daemon: mount it with \
-         --no-io-uring"
-            .to_owned()
-    });
-    // Whose keys are asked for, and compared with those of the remote, while requests wait.
-    let is_sealed = options.remote.as_ref().is_some_and(|remote| remote.keys.is_some());
-    let is_sealed = is_sealed.then(|| "its remote is sealed (remote_key)".to_owned());
-    let obstacle = obstacle(&shared.fs).or(is_read_only).or(has_rings).or(is_sealed);
+    let obstacle = obstacle(&shared.fs).or(is_read_only);
     let (wanted, requests) = bounded(1);
     shared.fs.upgrades.carry_out_through(wanted);
     if exchanges > 0 {
@@ -96,20 +90,16 @@ pub(super) fn start(
     }
     let shared = Arc::clone(shared);
     let ending = Arc::clone(&options.ending);
-    let thread = Exchanger {
-        shared,
-        device,
-        gate,
-        request_bytes_max,
-        notifier,
-        launch,
-        ending,
-        exchanges,
-        obstacle,
-    };
+    let keys = options.remote.as_ref().and_then(|remote| remote.keys.clone());
+    let thread = Exchanger { shared, source, notifier, launch, ending, keys, exchanges, obstacle };
     let stopped = stopped.clone();
     // It is not waited for: an unmount does not wait for a program that does not answer.
-    background::start("kvfs-exchange", move || thread.serve(&requests, &stopped)).map(drop)
+    background::start("kvfs-exchange", move || {
+        // Threads that have not begun yet come to no rest. Nothing is sent: the other end is dropped.
+        let _ = begins.recv();
+        thread.serve(&requests, &stopped);
+    })
+    .map(drop)
 }
 
 impl Exchanger {
@@ -195,8 +185,13 @@ impl Exchanger {
             return unable;
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let Some(_shut) = self.gate.shut(PATIENCE) else {
-            return Unable::Yet("requests are in hand".to_owned());
+        let refusal = || self.source.slots.as_ref().and_then(|slots| slots.take_refusal());
+        refusal();
+        let Some(_shut) = self.source.gate.shut(PATIENCE) else {
+            return Unable::Yet(match refusal() {
+                Some(error) => format!("the kernel does not empty its rings ({error})"),
+                None => "requests are in hand".to_owned(),
+            });
         };
         if let Err(why) = prepare(&self.shared.fs).and_then(|()| self.check_place()) {
             return Unable::AsItIs(why);
@@ -208,10 +203,14 @@ impl Exchanger {
             }
             Err(error) => return Unable::AsItIs(format!("/proc: {error}")),
         }
+        let rings = match self.source.slots.as_ref().map(|slots| slots.live()).transpose() {
+            Ok(rings) => rings,
+            Err(why) => return Unable::AsItIs(why),
+        };
         // Nothing is told to the kernel and no backing file is closed until the other program does so.
         let _silent = self.notifier.hold();
-        let backings = self.shared.backings.freeze();
-        let go = |live: &Live| self.go(candidate, live, &backings, since);
+        let rings = rings.as_ref().map(|(rings, _stays_open)| rings);
+        let go = |live: &Live| self.go(candidate, (live, rings), since);
         match hand_over(&self.shared.fs, go) {
             Err(unable) => unable,
             Ok(why) => Unable::AsItIs(why),
@@ -236,42 +235,53 @@ impl Exchanger {
     }
 
     /// Gives the process to the program. Comes back only to say why not.
-    fn go(
-        &self, candidate: &Candidate, live: &Live, backings: &Frozen<'_>, since: Duration,
-    ) -> String {
-        match self.try_to_go(candidate, live, backings, since) {
+    fn go(&self, candidate: &Candidate, left: InMemory<'_>, since: Duration) -> String {
+        match self.try_to_go(candidate, left, since) {
             Ok(never) => match never {},
             Err(error) => format!("{}: {error}", candidate.program.display()),
         }
     }
 
     fn try_to_go(
-        &self, candidate: &Candidate, live: &Live, backings: &Frozen<'_>, since: Duration,
+        &self, candidate: &Candidate, (live, rings): InMemory<'_>, since: Duration,
     ) -> std::io::Result<std::convert::Infallible> {
-        let device = kvfs_os::to_be_inherited(&self.device)?;
+        let device = kvfs_os::to_be_inherited(&self.source.device)?;
         let lock = kvfs_os::to_be_inherited(self.shared.fs.store().lock_descriptor())?;
         let descriptors = Descriptors {
             device: device.as_raw_fd(),
             lock: lock.as_raw_fd(),
-            request_bytes_max: self.request_bytes_max,
+            request_bytes_max: self.source.request_bytes_max,
+            rings: rings.cloned(),
+            no_rings: match self.shared.fs.transport() {
+                Some(Transport::Device(why)) => why.clone(),
+                Some(Transport::Rings(_)) | None => String::new(),
+            },
         };
+        let launch = self.launch_of_now(&candidate.program).map_err(std::io::Error::other)?;
+        // In the order in which whoever evicts a copy takes them: of the file system, of the memory tier, of backing files.
+        let ram = self.shared.fs.store().ram.as_ref().map(|ram| ram.freeze()).transpose()?;
+        let backings = self.shared.backings.freeze();
         let left = Handover {
-            launch: self.launch_of_now(&candidate.program).map_err(std::io::Error::other)?,
+            launch,
             descriptors: Some(descriptors),
             live: None,
             backings: backings.live(),
+            wishes: wishes(&self.shared.fs),
+            ram: None,
+            keys: self.keys.as_ref().map(|keys| Secret(keys.reveal())),
             exchanges: self.exchanges + 1,
             since: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
         };
-        let memory = memfd_create(c"kvfs-live", MFdFlags::empty())?;
-        let mut memory = File::from(memory);
-        memory.write_all(&left.to_bytes_with(live))?;
-        let number = CString::new(memory.as_raw_fd().to_string())?;
+        let mut memory = File::from(memfd_create(c"kvfs-live", MFdFlags::MFD_CLOEXEC)?);
+        memory.write_all(&left.to_bytes_with(live, ram.as_ref().map(Frozen::live)))?;
         log::info!("{} goes on with this mount", candidate.program.display());
         let is_ending = self.ending.hold();
         if *is_ending {
             return Err(std::io::Error::other("the mount was asked to end"));
         }
+        // It has keys: no program that is started meanwhile has it.
+        let memory = kvfs_os::to_be_inherited(&memory)?;
+        let number = CString::new(memory.as_raw_fd().to_string())?;
         alarm::set(SERVES_WITHIN_SECONDS);
         let error = candidate.run(&number);
         alarm::cancel();

@@ -102,7 +102,8 @@ pub(crate) enum Call {
     Allocate(u64, Allocation),
     Seek(LseekIn),
     Copy(CopyRange),
-    Destroy,
+    /// There is nothing to do.
+    Nothing,
     Refuse(Errno),
 }
 
@@ -143,7 +144,8 @@ pub(crate) fn take(operations: &Operations, request: &Request<'_>) -> Option<Cal
             let (from, to) = ((input.fh_in, input.off_in), (input.fh_out, input.off_out));
             Call::Copy(CopyRange { from, to, length: input.len })
         }
-        opcode::DESTROY => Call::Destroy,
+        // What was retrieved is nothing: it only filled a slot of a ring.
+        opcode::DESTROY | opcode::NOTIFY_REPLY => Call::Nothing,
         opcode::OPENDIR => Call::Refuse(Operations::NO_HANDLE_OF_DIRECTORIES),
         opcode::IOCTL => Call::Refuse(Operations::NO_COMMANDS),
         _ => return take_named(request),
@@ -271,7 +273,7 @@ pub(crate) fn answer<W: Way>(
             ticket.send(operations.seek(input.fh, offset, whence));
         }
         Call::Copy(range) => operations.copy(range, ticket),
-        Call::Destroy => ticket.send(Ok(())),
+        Call::Nothing => ticket.send(Ok(())),
         Call::Refuse(error) => Reply::<()>::send(ticket, Err(error)),
     }
 }

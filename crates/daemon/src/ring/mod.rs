@@ -6,14 +6,19 @@
 //! and waits for the next request: nobody on another processor is woken (Documentation/filesystems/
 //! fuse/fuse-io-uring.rst in the kernel's sources; libfuse's `lib/fuse_uring.c` does the same).
 //! The way of a slot: kernel, [`worker`], [`crate::turns`], [`super::protocol`], an operation, [`outbox`], worker, kernel.
+//! Before another program takes the process over, all workers come to [`rest`], and their [`slots`] hold what waits.
 //!
 //! The device stays: what the kernel wants to be forgotten comes through it, and what it is to forget goes.
 
 mod outbox;
 mod parameter;
+mod processors;
+mod rest;
 mod slot;
+mod slots;
 mod worker;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,8 +31,13 @@ use nix::unistd::Pid;
 use self::outbox::Outbox;
 pub(crate) use self::parameter::enable;
 pub use self::parameter::is_enabled;
-use self::worker::Worker;
+use self::slot::Slot;
+pub(super) use self::slots::Slots;
+use self::worker::{Share, Source, Worker};
 use super::dispatch::Operations;
+use super::gate::Gate;
+use kvfs_fs::takeover::LiveRings;
+use kvfs_os::Piece;
 
 /// Slots of the queues of processors that this process may run on, together. A request that waits for the
 /// disk or for the remote keeps its slot, and with none left its queue stands still.
@@ -39,11 +49,12 @@ const DEPTH_MAX: usize = 512;
 const DEPTH_ELSEWHERE: usize = 4;
 
 /// What a worker needs to begin.
-type Begin = (Arc<OwnedFd>, Arc<Operations>);
+type Begin = (Arc<OwnedFd>, Arc<Operations>, Arc<Gate>);
 
 /// Threads that have a ring each, and wait for the mount.
 pub(super) struct Rings {
     workers: Vec<Prepared>,
+    slots: Arc<Slots>,
 }
 
 struct Prepared {
@@ -75,7 +86,7 @@ impl Rings {
     /// Makes the rings. It must be known before the handshake whether that is possible: a kernel that was
     /// promised rings waits for them with every request.
     pub(super) fn prepare() -> io::Result<Rings> {
-        let plan = plan()?;
+        let plan = plan(processors::possible_count()?, &allowed()?)?;
         let open_files_max = kvfs_os::open_files_max()?;
         if open_files_max < OPEN_FILES_MIN + OPEN_FILES_OF_A_RING * plan.len() as u64 {
             return Err(io::Error::other(format!(
@@ -83,8 +94,45 @@ impl Rings {
                 plan.len()
             )));
         }
-        let workers = plan.into_iter().map(|(processor, queues)| prepare(processor, queues));
-        Ok(Rings { workers: workers.collect::<io::Result<_>>()? })
+        let queues: Vec<(usize, u16)> = plan
+            .iter()
+            .flat_map(|(processor, queues)| queues.iter().map(|queue| (*processor, *queue)))
+            .flat_map(|(processor, (queue, depth))| std::iter::repeat_n((processor, queue), depth))
+            .collect();
+        let (slots, pieces) = Slots::new(queues.iter().map(|(_, queue)| *queue))?;
+        Rings::start(slots, pieces, |number, _| (queues[number].0, false))
+    }
+
+    /// Makes rings that go on with the slots which another daemon has left.
+    pub(super) fn take_over(left: &LiveRings) -> io::Result<Rings> {
+        let (slots, pieces) = Slots::left(left)?;
+        let allowed = allowed()?;
+        let first = *allowed.first().ok_or_else(no_processor)?;
+        Rings::start(slots, pieces, |number, queue| {
+            let processor = if allowed.contains(&queue) { queue } else { first };
+            (usize::from(processor), left.slots[number].is_holding)
+        })
+    }
+
+    /// Starts a thread for each processor that serves a slot. Of each slot, which one is that, and does it hold a request?
+    fn start(
+        slots: Slots, pieces: Vec<Piece>, is_for: impl Fn(usize, u16) -> (usize, bool),
+    ) -> io::Result<Rings> {
+        let mut shares: BTreeMap<usize, Vec<(Slot, bool)>> = BTreeMap::new();
+        for (number, (piece, queue)) in pieces.into_iter().zip(slots.queues()).enumerate() {
+            let (processor, is_holding) = is_for(number, queue);
+            let share = shares.entry(processor).or_default();
+            share.push((Slot::new(share.len(), number, queue, piece), is_holding));
+        }
+        let slots = Arc::new(slots);
+        let start_one = |(processor, own)| prepare(Share { processor, slots: own }, &slots);
+        let workers = shares.into_iter().map(start_one).collect::<io::Result<_>>()?;
+        Ok(Rings { workers, slots })
+    }
+
+    /// Their slots.
+    pub(super) fn slots(&self) -> Arc<Slots> {
+        Arc::clone(&self.slots)
     }
 
     /// How many there are.
@@ -99,10 +147,11 @@ impl Rings {
 
     /// Gives the slots to the kernel, which sends all requests through them from now on.
     pub(super) fn begin(
-        self, device: &Arc<OwnedFd>, operations: &Arc<Operations>,
+        self, device: &Arc<OwnedFd>, operations: &Arc<Operations>, gate: &Arc<Gate>,
     ) -> io::Result<Vec<JoinHandle<()>>> {
         for worker in &self.workers {
-            let _ = worker.begin.send((Arc::clone(device), Arc::clone(operations)));
+            let begin = (Arc::clone(device), Arc::clone(operations), Arc::clone(gate));
+            let _ = worker.begin.send(begin);
         }
         let mut threads = Vec::new();
         for worker in self.workers {
@@ -118,65 +167,65 @@ type Queues = (usize, Vec<(u16, usize)>);
 
 /// The kernel has a queue for each processor that there may ever be. Those that this process may run on
 /// have a thread each, which serves the others' queues as well.
-fn plan() -> io::Result<Vec<Queues>> {
-    let queues =
-        possible_processors(&std::fs::read_to_string("/sys/devices/system/cpu/possible")?)?;
-    let allowed = sched_getaffinity(Pid::from_raw(0))?;
-    let is_allowed = |queue: u16| allowed.is_set(usize::from(queue)).unwrap_or(false);
-    let here = (0..queues).filter(|queue| is_allowed(*queue));
+fn plan(possible: u16, allowed: &[u16]) -> io::Result<Vec<Queues>> {
+    let here = (0..possible).filter(|queue| allowed.contains(queue));
     let depth = (SLOTS / here.clone().count().max(1)).clamp(DEPTH_MIN, DEPTH_MAX);
     let mut plan: Vec<Queues> =
         here.map(|queue| (usize::from(queue), vec![(queue, depth)])).collect();
     if plan.is_empty() {
-        return Err(io::Error::other("no processor to run on"));
+        return Err(no_processor());
     }
     let threads = plan.len();
-    for (number, queue) in (0..queues).filter(|queue| !is_allowed(*queue)).enumerate() {
+    let elsewhere = (0..possible).filter(|queue| !allowed.contains(queue));
+    for (number, queue) in elsewhere.enumerate() {
         plan[number % threads].1.push((queue, DEPTH_ELSEWHERE));
     }
     Ok(plan)
 }
 
-/// How many processors `/sys/devices/system/cpu/possible` names: `0-7`, or `0,2-3`.
-fn possible_processors(text: &str) -> io::Result<u16> {
-    let invalid = || io::Error::other(format!("/sys/devices/system/cpu/possible: {text:?}"));
-    let mut count = 0_u16;
-    for range in text.trim().split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let number = |text: &str| text.parse::<u16>().map_err(|_| invalid());
-        let length = number(last)?.checked_sub(number(first)?).ok_or_else(invalid)?;
-        count =
-            count.checked_add(length).and_then(|count| count.checked_add(1)).ok_or_else(invalid)?;
-    }
-    Ok(count)
+fn no_processor() -> io::Error {
+    io::Error::other("no processor to run on")
+}
+
+/// Processors that this process may run on.
+fn allowed() -> io::Result<Vec<u16>> {
+    let allowed = sched_getaffinity(Pid::from_raw(0))?;
+    let count = u16::try_from(CpuSet::count()).unwrap_or(u16::MAX);
+    Ok((0..count).filter(|one| allowed.is_set(usize::from(*one)).unwrap_or(false)).collect())
 }
 
 /// Starts a thread that makes its ring and waits.
-fn prepare(processor: usize, queues: Vec<(u16, usize)>) -> io::Result<Prepared> {
+fn prepare(share: Share, slots: &Arc<Slots>) -> io::Result<Prepared> {
+    let (slots, processor) = (Arc::clone(slots), share.processor);
     let (begin, mount) = bounded::<Begin>(1);
     let (registration, registered) = bounded(1);
     let (ready, made) = bounded(1);
     let thread = std::thread::Builder::new().name(format!("kvfs-ring-{processor}"));
     let thread = thread.spawn(move || {
-        let mut worker = match Worker::new(&queues) {
+        let mut worker = match Worker::new(share, slots) {
             Ok(worker) => worker,
             Err(error) => return drop(ready.send(Err(error))),
         };
         let _ = ready.send(Ok(worker.outbox()));
-        let Ok((device, operations)) = mount.recv() else { return };
+        let Ok((device, operations, gate)) = mount.recv() else { return };
         stay_on(processor);
+        // Before the kernel has a slot, and before anybody can know that this mount serves.
+        let reader = match worker.enter(&gate) {
+            Ok(reader) => reader,
+            Err(error) => return drop(registration.send(Err(error))),
+        };
         let outcome = worker.register(&device);
-        drop(device);
         let is_refused = outcome.is_err();
         let _ = registration.send(outcome);
-        if is_refused {
-            return;
+        if !is_refused {
+            let source = Source { device: &device, gate: &gate, reader: &reader };
+            if let Err(error) = worker.run(&operations, &source) {
+                // Whoever runs there would wait forever; a daemon that dies is replaced, and loses nothing.
+                log::error!("the ring of processor {processor} broke, the daemon ends: {error}");
+                std::process::abort();
+            }
         }
-        if let Err(error) = worker.run(&operations) {
-            // Whoever runs there would wait forever; a daemon that dies is replaced, and loses nothing.
-            log::error!("the ring of processor {processor} broke, the daemon ends: {error}");
-            std::process::abort();
-        }
+        gate.leave(&reader);
     })?;
     let outbox = made.recv().map_err(|_| io::Error::other("a thread of rings ended"))??;
     Ok(Prepared { begin, registered, outbox, thread })
@@ -195,12 +244,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processors_are_counted() {
-        for (list, count) in [("0\n", 1), ("0-1\n", 2), ("0-127", 128), ("0,2-3,8", 4)] {
-            assert_eq!(possible_processors(list).expect(list), count, "{list}");
-        }
-        for list in ["", "a", "3-1", "0-", "0-70000"] {
-            assert!(possible_processors(list).is_err(), "{list}");
-        }
+    fn each_processor_that_may_be_used_has_a_thread_and_each_queue_has_slots() {
+        let plan_of = |possible, allowed: &[u16]| plan(possible, allowed).unwrap();
+        assert_eq!(plan_of(2, &[0, 1]), [(0, vec![(0, 512)]), (1, vec![(1, 512)])]);
+        assert_eq!(plan_of(4, &[2]), [(2, vec![(2, 512), (0, 4), (1, 4), (3, 4)])]);
+        let many = plan_of(128, &(0..128).collect::<Vec<_>>());
+        assert!(many.len() == 128 && many.iter().all(|(_, queues)| queues[0].1 == DEPTH_MIN));
+        assert!(plan(2, &[]).is_err());
     }
 }

@@ -59,7 +59,8 @@ impl Outbox {
         let _ = self.bell.read();
     }
 
-    fn ring_bell(&self) {
+    /// Has the worker look around, at once or when it would wait next.
+    pub(super) fn ring_bell(&self) {
         // It fails only where it has been rung 2^64 times.
         let _ = self.bell.write(1);
     }

@@ -1,8 +1,6 @@
 //! Memory that the kernel puts one request into, and finds the answer in.
 
-use std::io;
-
-use memmap2::MmapMut;
+use kvfs_os::Piece;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::device::WRITE_BYTES_MAX;
@@ -16,6 +14,8 @@ const PAYLOAD_OFFSET: usize = 4096;
 /// As large as the largest request (`fuse_uring_create` in `fs/fuse/dev_uring.c` asks for it). Memory is taken
 /// when it is touched, which takes reads and writes that the daemon serves.
 const PAYLOAD_BYTES: usize = WRITE_BYTES_MAX as usize;
+/// Of each slot. Another program goes on with slots as they are: other sizes are another `takeover::FORMAT`.
+pub(super) const SLOT_BYTES: usize = PAYLOAD_OFFSET + PAYLOAD_BYTES;
 
 /// One request at a time. Whoever has the slot has the memory: the kernel, the worker or an answer that
 /// is on its way.
@@ -23,20 +23,16 @@ const PAYLOAD_BYTES: usize = WRITE_BYTES_MAX as usize;
 pub(super) struct Slot {
     /// Its place among those of a worker.
     pub(super) index: usize,
+    /// Its place among all of the mount.
+    pub(super) number: usize,
     /// The queue of the kernel that it serves: a processor's number.
     pub(super) queue: u16,
-    memory: MmapMut,
+    memory: Piece,
 }
 
 impl Slot {
-    pub(super) fn new(index: usize, queue: u16) -> io::Result<Slot> {
-        let memory = memmap2::MmapOptions::new()
-            .len(PAYLOAD_OFFSET + PAYLOAD_BYTES)
-            .no_reserve_swap()
-            .map_anon()?;
-        // One large OS page for each header that is touched would take it all.
-        let _ = memory.advise(memmap2::Advice::NoHugePage);
-        Ok(Slot { index, queue, memory })
+    pub(super) fn new(index: usize, number: usize, queue: u16, memory: Piece) -> Slot {
+        Slot { index, number, queue, memory }
     }
 
     /// Addresses and lengths of the header and of what follows it, as the kernel takes them.

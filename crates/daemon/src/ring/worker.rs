@@ -14,7 +14,9 @@ use zerocopy::IntoBytes;
 
 use super::outbox::{InSlot, Outbox};
 use super::slot::Slot;
+use super::slots::Slots;
 use crate::dispatch::Operations;
+use crate::gate::{Gate, Reader};
 use crate::held::take_held;
 use crate::protocol::wire::{COMMIT_AND_FETCH, REGISTER, RingCommand};
 use crate::protocol::{Ticket, answer, take};
@@ -29,23 +31,46 @@ const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 /// The connection to the kernel among the ring's files.
 const DEVICE: types::Fixed = types::Fixed(0);
 
+/// What a worker begins with: the slots of the queues that it serves, and whether each holds a request.
+pub(super) struct Share {
+    /// The processor that it stays on.
+    pub(super) processor: usize,
+    pub(super) slots: Vec<(Slot, bool)>,
+}
+
+/// The connection to the kernel, and whether requests are taken from it.
+pub(super) struct Source<'a> {
+    pub(super) device: &'a OwnedFd,
+    pub(super) gate: &'a Gate,
+    pub(super) reader: &'a Reader,
+}
+
 /// A ring and the slots of the queues that it serves.
 pub(super) struct Worker {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    pub(super) processor: usize,
+    pub(super) slots: Arc<Slots>,
+    /// The place among all slots of the mount of each of this worker's.
+    pub(super) numbers: Vec<usize>,
     /// By their index; those that the kernel has.
-    in_kernel: Vec<Option<Slot>>,
+    pub(super) in_kernel: Vec<Option<Slot>>,
+    /// By their index; those that the kernel has given back for good.
+    pub(super) ended: Vec<bool>,
+    /// Of the slots that the kernel has, those that it was asked to fill.
+    pub(super) asked_back: usize,
     outbox: Arc<Outbox>,
     answers: Receiver<Slot>,
     /// What the kernel said: a slot's number, and a request (0) or an error.
     completed: VecDeque<(u64, i32)>,
     /// Requests that have not been served.
-    turns: Turns<Slot>,
+    pub(super) turns: Turns<Slot>,
 }
 
 impl Worker {
-    /// A ring of the calling thread, and so many slots for each queue.
-    pub(super) fn new(queues: &[(u16, usize)]) -> io::Result<Worker> {
-        let count = queues.iter().map(|(_, depth)| depth).sum();
+    /// A ring of the calling thread.
+    pub(super) fn new(share: Share, slots: Arc<Slots>) -> io::Result<Worker> {
+        let Share { processor, slots: own } = share;
+        let count = own.len();
         // One completion for each slot, and the bell.
         let completions = u32::try_from(count + 1).unwrap_or(u32::MAX).next_power_of_two();
         let ring = IoUring::builder()
@@ -55,19 +80,37 @@ impl Worker {
             .setup_taskrun_flag()
             .setup_cqsize(completions.max(SUBMISSIONS))
             .build(SUBMISSIONS)?;
-        let queues = queues.iter().flat_map(|(queue, depth)| std::iter::repeat_n(*queue, *depth));
-        let slots = queues.enumerate().map(|(index, queue)| Slot::new(index, queue).map(Some));
-        let in_kernel = slots.collect::<io::Result<Vec<_>>>()?;
+        let numbers = own.iter().map(|(slot, _)| slot.number).collect();
+        let (mut in_kernel, mut turns) = (Vec::with_capacity(count), Turns::default());
+        for (slot, is_holding) in own {
+            in_kernel.push(if is_holding {
+                turns.put(User::of(&slot.header()), slot);
+                None
+            } else {
+                Some(slot)
+            });
+        }
         let (outbox, answers) = Outbox::new(count)?;
-        let (outbox, completed) = (Arc::new(outbox), VecDeque::new());
-        Ok(Worker { ring, in_kernel, outbox, answers, completed, turns: Turns::default() })
+        Ok(Worker {
+            ring,
+            processor,
+            slots,
+            numbers,
+            in_kernel,
+            ended: vec![false; count],
+            asked_back: 0,
+            outbox: Arc::new(outbox),
+            answers,
+            completed: VecDeque::new(),
+            turns,
+        })
     }
 
     pub(super) fn outbox(&self) -> Arc<Outbox> {
         Arc::clone(&self.outbox)
     }
 
-    /// Gives all slots to the kernel. Once every queue has one, it sends requests.
+    /// Gives the kernel all slots that hold no request. Once every queue has one, it sends requests.
     pub(super) fn register(&mut self, device: &OwnedFd) -> io::Result<()> {
         self.ring.submitter().register_files(&[device.as_raw_fd()])?;
         for index in 0..self.in_kernel.len() {
@@ -86,10 +129,21 @@ impl Worker {
         refused.map_or(Ok(()), |error| Err(io::Error::from_raw_os_error(error)))
     }
 
+    /// The calling thread takes requests of this ring from now on, or holds some already.
+    pub(super) fn enter(&self, gate: &Gate) -> io::Result<Arc<Reader>> {
+        let outbox = self.outbox();
+        gate.enter_called_by(move || outbox.ring_bell())
+    }
+
     /// Serves requests until the mount ends.
-    pub(super) fn run(&mut self, operations: &Operations) -> io::Result<()> {
+    pub(super) fn run(&mut self, operations: &Operations, source: &Source<'_>) -> io::Result<()> {
         loop {
             self.sort_completed()?;
+            if source.gate.is_shut() {
+                self.come_to_rest(source)?;
+                continue;
+            }
+            self.asked_back = 0;
             if let Some((user, slot)) = self.turns.take() {
                 self.serve(slot, operations);
                 self.turns.charge(user, take_held());
@@ -100,27 +154,32 @@ impl Worker {
                 return Ok(());
             }
             // Nobody waits for what is done for somebody else.
-            self.submit(usize::from(is_idle))?;
+            self.submit(usize::from(is_idle && self.completed.is_empty()))?;
         }
     }
 
     /// Takes note of what the kernel said.
-    fn sort_completed(&mut self) -> io::Result<()> {
+    pub(super) fn sort_completed(&mut self) -> io::Result<()> {
         while let Some((number, result)) = self.completed.pop_front() {
             if number == BELL {
                 self.outbox.hear();
                 self.watch_bell()?;
                 continue;
             }
-            let slot = usize::try_from(number).ok().and_then(|index| self.in_kernel.get_mut(index));
-            let Some(slot) = slot.and_then(Option::take) else { continue };
-            match result {
-                0 => self.turns.put(User::of(&slot.header()), slot),
-                // The slot comes back for good.
-                error if has_ended(-error) => {}
-                error => {
-                    log::error!("a request was lost: {}", io::Error::from_raw_os_error(-error));
-                }
+            let Ok(index) = usize::try_from(number) else { continue };
+            let slot = self.in_kernel.get_mut(index).and_then(Option::take);
+            let Some(slot) = slot else { continue };
+            if usize::from(slot.queue) == self.processor {
+                self.asked_back = self.asked_back.saturating_sub(1);
+            }
+            if result == 0 {
+                self.turns.put(User::of(&slot.header()), slot);
+                continue;
+            }
+            // The slot comes back for good.
+            self.ended[index] = true;
+            if !has_ended(-result) {
+                log::error!("a request was lost: {}", io::Error::from_raw_os_error(-result));
             }
         }
         Ok(())
@@ -140,7 +199,7 @@ impl Worker {
     }
 
     /// Lets the kernel look at the submissions, waits for so many completions, and takes what there is.
-    fn submit(&mut self, wanted: usize) -> io::Result<()> {
+    pub(super) fn submit(&mut self, wanted: usize) -> io::Result<()> {
         match self.ring.submit_and_wait(wanted) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
@@ -155,7 +214,7 @@ impl Worker {
     }
 
     /// Gives what was answered to the kernel.
-    fn give_back(&mut self) -> io::Result<()> {
+    pub(super) fn give_back(&mut self) -> io::Result<()> {
         while let Ok(slot) = self.answers.try_recv() {
             let entry = command(COMMIT_AND_FETCH, &slot, None);
             let index = slot.index;

@@ -81,6 +81,11 @@ impl Uses {
         std::iter::from_fn(|| self.older.pop_first()).take(most).collect()
     }
 
+    /// Keeps what could not be put on record.
+    pub(crate) fn put_back(&mut self, some: &[(InodeId, Time)]) {
+        self.older.extend(some.iter().copied().filter(|(id, _)| !self.recent.contains_key(id)));
+    }
+
     /// Takes all of them, to put them on record.
     pub(crate) fn take(&mut self) -> Vec<(InodeId, Time)> {
         let mut all = std::mem::take(&mut self.older);
@@ -102,6 +107,18 @@ mod tests {
         assert_eq!(uses.of(id), Some(at(10_000)));
         assert_eq!(uses.overdue(id, at(9_000)), Some(at(10_000)));
         assert_eq!(uses.of(id), None);
+    }
+
+    #[test]
+    fn what_could_not_be_recorded_is_taken_again_unless_it_was_used_since() {
+        let at = |seconds| Time { seconds, nanoseconds: 0 };
+        let mut uses = Uses::default();
+        (1..4).for_each(|id| uses.note(InodeId(id), at(10)));
+        let some = uses.take_some(3, &mut false);
+        uses.note(InodeId(2), at(20));
+        uses.put_back(&some[1..]);
+        assert_eq!(uses.take_some(9, &mut false), [(InodeId(3), at(10))]);
+        assert_eq!(uses.of(InodeId(2)), Some(at(20)));
     }
 
     #[test]

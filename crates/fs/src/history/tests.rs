@@ -4,9 +4,9 @@ use super::*;
 use crate::FileSystem;
 use crate::core::happened;
 use kvfs_observe::Observer;
-use kvfs_storage::store::Store;
 use kvfs_storage::store::event::What;
 use kvfs_storage::store::record::InodeId;
+use kvfs_storage::store::{Store, database};
 
 #[test]
 fn times_are_those_of_the_calendar() {
@@ -117,4 +117,35 @@ fn events_alone_are_no_reason_for_a_commit_until_they_waited() {
     fs.commit_and_close().unwrap();
     assert!(generation() > before);
     assert_eq!(read_on(&fs, &History::default(), &mut 0, 4096).lines().count(), 1);
+}
+
+/// Wherever a reader is: within what it was given, behind it, at the end, or before the first read.
+#[test]
+fn a_reader_goes_on_with_another_daemon() {
+    let (_directory, fs) = mounted();
+    let note = |number: u64| {
+        fs.core.store.events.note(Event::new(What::Deleted, "test").of(InodeId(number)));
+    };
+    let exchanged = |history: &History| {
+        let bytes = database::encode(&history.so_far().unwrap());
+        History::from(database::decode(&bytes).unwrap())
+    };
+    (1..=100).for_each(note);
+    let all = read_on(&fs, &History::default(), &mut 0, 4096);
+    for (first, count) in [(0, 100), (0, 4096), (AFTER, 333)] {
+        let (mut history, mut offset) = (exchanged(&History::default()), first);
+        let (mut text, mut buffer) = (Vec::new(), vec![0; count]);
+        while let read @ 1.. = history.read(&fs.core, offset, &mut buffer).unwrap() {
+            text.extend_from_slice(&buffer[..read]);
+            history = exchanged(&history);
+            let again = history.read(&fs.core, offset, &mut buffer).unwrap();
+            assert_eq!(&text[text.len() - read..], &buffer[..again], "it may ask again");
+            offset += read as u64;
+        }
+        assert_eq!(String::from_utf8(text).unwrap(), all, "{first} {count}");
+    }
+    let (history, mut offset) = (History::default(), AFTER + 100);
+    assert_eq!(read_on(&fs, &history, &mut offset, 100), "");
+    note(101);
+    assert_eq!(read_on(&fs, &exchanged(&history), &mut offset, 4096).lines().count(), 1);
 }

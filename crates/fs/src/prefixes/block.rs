@@ -60,23 +60,23 @@ impl Default for Blocks {
 
 /// A block that is registered.
 #[derive(Clone, Debug)]
-struct Block {
-    file: InodeId,
+pub(super) struct Block {
+    pub(super) file: InodeId,
     /// Who has registered it.
-    owner: u32,
-    map: Arc<BlockMap>,
+    pub(super) owner: u32,
+    pub(super) map: Arc<BlockMap>,
 }
 
 #[derive(Debug, Default)]
-struct Registered {
-    by_key: BTreeMap<BlockKey, Block>,
+pub(super) struct Registered {
+    pub(super) by_key: BTreeMap<BlockKey, Block>,
     by_file: BTreeMap<InodeId, Vec<BlockKey>>,
-    buffers: usize,
-    last: u64,
+    pub(super) buffers: usize,
+    pub(super) last: u64,
 }
 
 impl Blocks {
-    fn registered(&self) -> MutexGuard<'_, Registered> {
+    pub(super) fn registered(&self) -> MutexGuard<'_, Registered> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -106,10 +106,15 @@ impl Registered {
         }
         self.last += 1;
         (map.inode, map.registration) = (Some(file.0), Some(self.last));
-        self.buffers += map.offsets.len();
-        self.by_key.insert(key, Block { file, owner, map: Arc::new(map) });
-        self.by_file.entry(file).or_default().push(key);
+        self.insert(key, Block { file, owner, map: Arc::new(map) });
         Ok(())
+    }
+
+    /// Adds one that is not there.
+    pub(super) fn insert(&mut self, key: BlockKey, block: Block) {
+        self.buffers += block.map.offsets.len();
+        self.by_file.entry(block.file).or_default().push(key);
+        self.by_key.insert(key, block);
     }
 
     /// Whether it was there.
@@ -375,6 +380,25 @@ mod tests {
         assert!(!blocks.registered().withdraw(key(1)));
         let registered = blocks.registered();
         assert!(registered.by_file.is_empty() && registered.buffers == 0);
+    }
+
+    #[test]
+    fn another_daemon_goes_on_with_them() {
+        let key =
+            |layer| BlockKey { model: InodeId(1), hash: PrefixHash([9; 32]), layer: Layer(layer) };
+        let (before, after) = (Blocks::default(), Blocks::default());
+        for (layer, file) in [(0, 7), (1, 7), (2, 8)] {
+            let map = BlockMap { layer, ..block(2) };
+            before.registered().put(key(layer), (InodeId(file), 1000), map).unwrap();
+        }
+        after.go_on(before.live().unwrap());
+        {
+            let (before, after) = (before.registered(), after.registered());
+            assert_eq!(format!("{after:?}"), format!("{before:?}"));
+            assert_eq!((after.buffers, after.last), (6, 3));
+        }
+        before.registered().buffers = usize::MAX;
+        assert_eq!(before.live().unwrap_err(), usize::MAX);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod edited;
 mod find;
 mod index;
 mod key;
+mod live_blocks;
 mod owned;
 mod present;
 mod query;
@@ -43,6 +44,7 @@ pub(super) use block::{Blocks, Draft};
 pub(super) use find::{Finder, Indexed, Match};
 pub(super) use index::TOKEN_BYTES;
 pub(super) use key::{SLOT_KEY, key_bytes};
+pub(super) use live_blocks::LiveBlocks;
 pub(super) use owned::prefix_owned_by;
 pub(super) use query::Query;
 pub(super) use shares::{Share, Shares};
@@ -197,6 +199,11 @@ impl Prefixes {
     fn meaning_of(&self, id: InodeId) -> Result<Virtual, FsError> {
         let numbers = self.numbers();
         numbers.by_number.get(&id).map(|(meaning, _)| *meaning).ok_or(FsError::Stale)
+    }
+
+    /// Refuses a virtual inode whose number was not given out, or was forgotten.
+    pub(crate) fn check_known(&self, id: InodeId) -> Result<(), FsError> {
+        if is_virtual(id) { self.meaning_of(id).map(drop) } else { Ok(()) }
     }
 
     /// The model whose `blocks/` an inode is.

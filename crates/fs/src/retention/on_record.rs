@@ -86,8 +86,11 @@ impl Retention {
             return Ok(0);
         }
         let some = self.uses().take_some(WITH_STATE_HELD, has_turned);
-        for &(id, used) in &some {
-            record(&mut state, id, used)?;
+        for (index, &(id, used)) in some.iter().enumerate() {
+            if let Err(error) = record(&mut state, id, used) {
+                self.uses().put_back(&some[index..]);
+                return Err(error);
+            }
         }
         Ok(some.len())
     }

@@ -16,9 +16,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{Descriptors, Launch, Live, LiveBacking};
 use kvfs_storage::store::database::{decode, encode};
+use kvfs_storage::store::record::{InodeId, ObjectId};
+use kvfs_storage::tier::ram::LiveRam;
 
 /// The version that this program writes and reads.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 const MAGIC: &[u8; 8] = b"KVFSLIVE";
 const HEADER_BYTES: usize = 32;
@@ -34,10 +36,26 @@ pub struct Handover {
     pub live: Option<Live>,
     /// Backing files that the kernel has.
     pub backings: Vec<LiveBacking>,
+    /// Files that are to leave the disk, and the objects that they had when somebody asked.
+    pub wishes: Vec<(InodeId, ObjectId)>,
+    /// The memory tier, if there is one.
+    pub ram: Option<LiveRam>,
+    /// The keys of a sealed remote, as a file of them has them: asking for them anew may take a minute, or somebody.
+    pub keys: Option<Secret>,
     /// Daemons that the mount had before.
     pub exchanges: u64,
     /// When requests began to wait, in nanoseconds since 1970.
     pub since: u64,
+}
+
+/// What is told to nobody but the next daemon.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Secret")
+    }
 }
 
 /// Why bytes cannot be read.
@@ -68,18 +86,28 @@ impl std::error::Error for FormatError {}
 impl Handover {
     /// The bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.to_bytes_of(self.live.as_ref())
+        self.to_bytes_of(self.live.as_ref(), self.ram.as_ref())
     }
 
     /// The bytes, with what is in memory only.
-    pub fn to_bytes_with(&self, live: &Live) -> Vec<u8> {
-        self.to_bytes_of(Some(live))
+    pub fn to_bytes_with(&self, live: &Live, ram: Option<&LiveRam>) -> Vec<u8> {
+        self.to_bytes_of(Some(live), ram)
     }
 
-    fn to_bytes_of(&self, live: Option<&Live>) -> Vec<u8> {
+    fn to_bytes_of(&self, live: Option<&Live>, ram: Option<&LiveRam>) -> Vec<u8> {
         // As the fields stand in the structure, which holds what it is made of.
-        let Handover { launch, descriptors, backings, exchanges, since, .. } = self;
-        with_header(&encode(&(launch, descriptors, live, backings, exchanges, since)))
+        let Handover { launch, descriptors, backings, wishes, keys, exchanges, since, .. } = self;
+        with_header(&encode(&(
+            launch,
+            descriptors,
+            live,
+            backings,
+            wishes,
+            ram,
+            keys,
+            exchanges,
+            since,
+        )))
     }
 
     /// What bytes mean.

@@ -28,7 +28,7 @@ pub struct Launch {
 }
 
 /// Numbers of descriptors that stay open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptors {
     /// The connection to the kernel.
     pub device: i32,
@@ -36,6 +36,32 @@ pub struct Descriptors {
     pub lock: i32,
     /// How long a request may be, as was settled with the kernel.
     pub request_bytes_max: u32,
+    /// Where requests come from if not from the device.
+    pub rings: Option<LiveRings>,
+    /// Why they come from the device otherwise.
+    pub no_rings: String,
+}
+
+/// Slots of rings. The kernel knows where each lies, so there they must lie again before one is given back to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveRings {
+    /// The descriptor of the file in memory that is mapped.
+    pub memory: i32,
+    /// Where its first byte lies.
+    pub address: u64,
+    /// All of them, in their order in memory.
+    pub slots: Vec<LiveSlot>,
+    /// Requests that the kernel was asked for so far, whose numbers may not come again.
+    pub retrieved: u64,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveSlot {
+    /// The queue of the kernel that it serves.
+    pub queue: u16,
+    /// It holds a request, which nobody has begun. Otherwise the kernel has given it back, or does so with the program.
+    pub is_holding: bool,
 }
 
 /// A backing file that the kernel has registered.

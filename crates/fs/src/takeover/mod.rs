@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-pub use format::{FORMAT, FormatError, Handover};
-pub use launch::{Descriptors, Launch, LiveBacking};
+pub use format::{FORMAT, FormatError, Handover, Secret};
+pub use launch::{Descriptors, Launch, LiveBacking, LiveRings, LiveSlot};
 pub use upgrades::{Progress, Upgrades};
 
 use crate::attributes::Place;
@@ -30,10 +30,12 @@ use crate::core::state::State;
 use crate::core::unsettled::Unsettled;
 use crate::dialogue::{Dialogue, Turn};
 use crate::discarded::remove_present;
+use crate::history::{History, SoFar};
 use crate::on_corrupt::Damaged;
 use crate::postponed::remove_all;
+use crate::prefixes::LiveBlocks;
 use crate::sweep::LeftByCrash;
-use crate::{FileSystem, Invalidation, IoMode, assemble, views};
+use crate::{FileSystem, FsError, Invalidation, IoMode, Tiers, assemble, held_back, views};
 use kvfs_observe::Observer;
 use kvfs_storage::store::disk::{Access, DiskFile, is_of_file};
 use kvfs_storage::store::metadata::Metadata;
@@ -41,6 +43,9 @@ use kvfs_storage::store::metadata::live::{self, Unwritten};
 use kvfs_storage::store::packs::end_quietly;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
 use kvfs_storage::store::{Store, StoreError};
+
+/// The file through which an exchange is asked for: the kernel knows it while one is under way.
+pub const ASKED_THROUGH: InodeId = views::SETTINGS;
 
 /// What only the memory of a daemon has.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,6 +64,7 @@ pub struct Live {
     /// Of virtual inodes, the last one that was given.
     last_virtual: u64,
     serving: Serving,
+    blocks: LiveBlocks,
     /// No mount before has left files without a record.
     is_swept: bool,
 }
@@ -90,6 +96,7 @@ enum LiveServed {
     Append(ObjectId),
     Text(Vec<u8>),
     Settings(Turn),
+    History(SoFar),
 }
 
 /// Why a mount cannot be handed over.
@@ -112,12 +119,6 @@ impl Live {
 pub fn obstacle(fs: &FileSystem) -> Option<String> {
     if fs.core.store.is_read_only() {
         return Some("the store lies on read-only media".to_owned());
-    }
-    if fs.core.store.ram.is_some() {
-        return Some(
-            "it has a memory tier (ram), whose files end with the daemon: unmount and mount again"
-                .to_owned(),
-        );
     }
     None
 }
@@ -144,9 +145,34 @@ pub fn slow_changes_down(fs: &FileSystem) -> KeptLow<'_> {
 pub fn prepare(fs: &FileSystem) -> Result<(), String> {
     fs.core.drop_spares();
     happened::take_events(&fs.core);
-    fs.commit().map_err(|error| format!("the last commit failed: {error}"))?;
+    held_back::make_all_durable(fs).map_err(|error| format!("the last commit failed: {error}"))?;
     remove_present(fs);
     remove_all(fs);
+    Ok(())
+}
+
+/// Files that are to leave the disk as somebody asked, and the objects that they had then.
+pub fn wishes(fs: &FileSystem) -> Vec<(InodeId, ObjectId)> {
+    fs.tiers.as_ref().map(Tiers::wishes_so_far).unwrap_or_default()
+}
+
+/// Goes on with what was on its way between tiers, once they are attached. What the daemon before has uploaded from memory,
+/// and not yet named, is written to the disk: whether the remote will keep it, only that one knew.
+///
+/// # Errors
+/// The store's disk fails.
+pub fn go_on_moving(fs: &FileSystem, wishes: Vec<(InodeId, ObjectId)>) -> Result<(), FsError> {
+    let Some(tiers) = &fs.tiers else { return Ok(()) };
+    tiers.go_on_with(wishes);
+    let dirty = fs.core.store.ram.as_ref().map(|ram| ram.dirty()).unwrap_or_default();
+    let mut state = fs.core.state();
+    for (object, inode) in dirty {
+        if let Some(id) = inode
+            && state.metadata.is_only_remote(object)?
+        {
+            tiers.forget_upload(&mut state, (id, object))?;
+        }
+    }
     Ok(())
 }
 
@@ -194,6 +220,9 @@ pub fn hand_over<T>(fs: &FileSystem, go: impl FnOnce(&Live) -> T) -> Result<T, U
         return Err(Unable::Yet("changes wait for a commit".to_owned()));
     };
     let handles = live_handles(fs, &state)?;
+    let blocks = fs.blocks.live().map_err(|buffers| {
+        Unable::AsItIs(format!("{buffers} buffers of blocks are registered, too many to be told"))
+    })?;
     let written_out = fs.core.store.buffer.put_all_on_disk();
     written_out.map_err(|error| Unable::AsItIs(format!("small files: {error}")))?;
     let serving = match fs.core.io_mode.get() {
@@ -215,6 +244,7 @@ pub fn hand_over<T>(fs: &FileSystem, go: impl FnOnce(&Live) -> T) -> Result<T, U
         known_damage: pairs(&state.known_damage),
         last_virtual: fs.prefixes.numbers().last(),
         serving,
+        blocks,
         is_swept: fs.left_by_crash.is_swept() && fs.tiers.is_none(),
         nodes: BTreeMap::new(),
     };
@@ -251,12 +281,6 @@ fn check(fs: &FileSystem, state: &State) -> Result<(), Unable> {
     }
     if let Some(what) = at_work(fs) {
         return Err(Unable::AsItIs(format!("{what}: wait until it is over")));
-    }
-    let blocks = fs.blocks.count();
-    if blocks > 0 {
-        return Err(Unable::AsItIs(format!(
-            "{blocks} blocks are registered, which only this daemon knows"
-        )));
     }
     // Whoever waits to tell the kernel what to forget ends with this daemon.
     if !fs.core.invalidations.is_empty() {
@@ -316,10 +340,9 @@ fn live_served(fs: &FileSystem, state: &State, handle: &Handle) -> Result<LiveSe
             let busy = || Unable::Yet("settings are being changed".to_owned());
             LiveServed::Settings(dialogue.so_far().ok_or_else(busy)?)
         }
-        Served::History(_) => {
-            return Err(Unable::AsItIs(
-                "somebody has .kvfs/events open: it must be closed first".to_owned(),
-            ));
+        Served::History(history) => {
+            let busy = || Unable::Yet("events are being read".to_owned());
+            LiveServed::History(history.so_far().ok_or_else(busy)?)
         }
         Served::Query(_) | Served::Batch(_) => return Err(is_open("a question is open")),
         Served::Draft(_) => return Err(is_open("a block is being registered")),
@@ -364,6 +387,7 @@ pub fn open(
     let fs = assemble(store, state, (observer, invalidations), left_by_crash);
     fs.retention.begin(believed);
     fs.prefixes.numbers().begin_behind(live.last_virtual);
+    fs.blocks.go_on(live.blocks);
     match live.serving {
         Serving::Undecided => {}
         Serving::Kernel => _ = fs.io_mode(|| IoMode::Passthrough),
@@ -383,6 +407,7 @@ fn open_again(store: &Store, handle: LiveHandle) -> Result<Handle, StoreError> {
         LiveServed::Append(object) => Served::Append(file(object)?),
         LiveServed::Text(text) => Served::Text(Arc::from(text)),
         LiveServed::Settings(turn) => Served::Settings(Arc::new(Dialogue::from(turn))),
+        LiveServed::History(read) => Served::History(Arc::new(History::from(read))),
     };
     let LiveHandle { inode, writes, flushed, executes, .. } = handle;
     Ok(Handle { inode, writes, flushed, executes, served })

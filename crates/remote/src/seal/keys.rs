@@ -84,8 +84,13 @@ impl KeyRing {
     pub fn generate() -> io::Result<String> {
         let mut secret = [0; SECRET_BYTES];
         random(&mut secret)?;
-        let key = Key::new(secret);
-        Ok(format!("{FIRST_LINE}\nkey {} {}\n", key.id, hexadecimal(&key.secret)))
+        Ok(KeyRing(vec![Key::new(secret)]).reveal())
+    }
+
+    /// The text of a key file with these keys.
+    pub fn reveal(&self) -> String {
+        let line = |key: &Key| format!("key {} {}\n", key.id, hexadecimal(&key.secret));
+        std::iter::once(format!("{FIRST_LINE}\n")).chain(self.0.iter().map(line)).collect()
     }
 
     /// Ids of the keys; the first one writes.
@@ -181,6 +186,8 @@ mod tests {
         let both: KeyRing = format!("{one}{second}\n").parse().unwrap();
         assert_eq!(both.ids().next(), ring.ids().next());
         assert_eq!(both.ids().count(), 2);
+        let again: KeyRing = both.reveal().parse().unwrap();
+        assert_eq!(again.ids().collect::<Vec<_>>(), both.ids().collect::<Vec<_>>());
         let secret = one.split_whitespace().last().unwrap();
         assert!(!format!("{both:?}").contains(secret));
 

@@ -165,6 +165,13 @@ impl Replacement {
         self.runs.noted(&mut self.cache.names, object);
     }
 
+    /// An object was there when this began: those that are to leave first come first.
+    pub fn insert_in_order(&mut self, object: ObjectId, bytes: u64) {
+        // Of what belongs together the end leaves first, which the order says already.
+        self.runs.end();
+        self.insert(object, bytes);
+    }
+
     /// An object is gone for good: deleted, or changed.
     pub fn remove(&mut self, object: ObjectId) {
         self.finished.remove(&object);
@@ -263,6 +270,11 @@ impl Replacement {
             before.bytes += bytes;
         }
         Some(before)
+    }
+
+    /// Resident objects, those first that would leave first if nobody used any of them.
+    pub fn in_order(&self) -> impl Iterator<Item = ObjectId> {
+        self.cache.in_order(self.rule()).map(|(object, _)| object)
     }
 
     fn rule(&self) -> Rule {

@@ -18,6 +18,14 @@ impl Stay {
         Stay { came: Instant::now(), used: None }
     }
 
+    /// It came so long ago, and was last used there so long ago, if it was.
+    pub fn since(age: Duration, idle: Option<Duration>) -> Stay {
+        let now = Instant::now();
+        // A clock that began later than that knows no such moment.
+        let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
+        Stay { came: ago(age), used: idle.map(ago) }
+    }
+
     /// Somebody uses it.
     pub fn note_use(&mut self) {
         self.used = Some(Instant::now());
@@ -61,5 +69,8 @@ mod tests {
         assert!(stay.last_use().unwrap().seconds >= before.seconds - 1);
         let (idle, age) = (stay.idle(), stay.age());
         assert!(stay.is_used() && age >= idle + Duration::from_millis(30), "{idle:?} {age:?}");
+        let again = Stay::since(age, Some(idle));
+        assert!(again.age() >= age && again.idle() >= idle && again.idle() < again.age());
+        assert!(!Stay::since(age, None).is_used());
     }
 }

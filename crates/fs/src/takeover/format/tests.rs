@@ -1,9 +1,9 @@
 use super::*;
 use std::path::PathBuf;
 
-use crate::takeover::hand_over;
+use crate::takeover::{LiveRings, LiveSlot, hand_over};
 use crate::unmounted::{FILES, Unmounted};
-use kvfs_storage::store::record::InodeId;
+use kvfs_storage::store::record::{InodeId, ObjectId};
 
 fn sample() -> Handover {
     let launch = Launch {
@@ -18,12 +18,23 @@ fn sample() -> Handover {
     };
     let backing =
         LiveBacking { inode: InodeId(7), id: 3, count: 2, is_sealed: true, idle_since: Some(9) };
-    let descriptors = Descriptors { device: 5, lock: 6, request_bytes_max: 1 << 20 };
+    let slots = [(0, true), (1, false)].map(|(queue, is_holding)| LiveSlot { queue, is_holding });
+    let rings = LiveRings { memory: 8, address: 1 << 44, slots: slots.to_vec(), retrieved: 9 };
+    let descriptors = Descriptors {
+        device: 5,
+        lock: 6,
+        request_bytes_max: 1 << 20,
+        rings: Some(rings),
+        no_rings: "turned off by option".to_owned(),
+    };
     Handover {
         launch,
         descriptors: Some(descriptors),
         live: None,
         backings: vec![backing],
+        wishes: vec![(InodeId(7), ObjectId(8))],
+        ram: None,
+        keys: Some(Secret("key".to_owned())),
         exchanges: 4,
         since: 1_700_000_000,
     }
@@ -36,6 +47,8 @@ fn what_was_written_is_read() {
     assert_eq!(after.launch, before.launch);
     assert_eq!(after.descriptors, before.descriptors);
     assert_eq!(after.backings, before.backings);
+    assert_eq!((&after.keys, &after.wishes), (&before.keys, &before.wishes));
+    assert_eq!(format!("{:?}", after.keys), "Some(Secret)", "no log has it");
     assert_eq!((after.exchanges, after.since), (4, 1_700_000_000));
     assert!(after.live.is_none());
 }

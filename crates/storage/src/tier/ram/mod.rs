@@ -5,9 +5,11 @@
 //! disk; until then a copy is *dirty* and the only one. Clean copies leave when room is needed and
 //! nobody has them open or mapped; otherwise unlinking would free nothing, so they count as pinned.
 //!
-//! Where the tmpfs is, `place.rs` says; how the budget changes, `resize.rs`; what is there, `copies.rs`.
+//! Where the tmpfs is, `place.rs` says; how the budget changes, `resize.rs`; what is there, `copies.rs`; how another daemon
+//! goes on with it, `live.rs`.
 
 mod copies;
+mod live;
 mod place;
 mod resize;
 
@@ -16,6 +18,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
+pub use live::{Frozen, LiveRam};
 pub use place::RamPlace;
 pub use resize::Shrunk;
 
@@ -278,6 +281,13 @@ impl RamTier {
         let held = self.held();
         let copy = held.copies.get(&object).filter(|copy| copy.state == CopyState::Dirty)?;
         Some(copy.version)
+    }
+
+    /// Copies that the disk does not have, and the files that they belong to.
+    pub fn dirty(&self) -> Vec<(ObjectId, Option<InodeId>)> {
+        let held = self.held();
+        let dirty = held.copies.iter().filter(|(_, copy)| copy.state == CopyState::Dirty);
+        dirty.map(|(object, copy)| (*object, copy.inode)).collect()
     }
 
     /// The disk has this version of a copy.

@@ -6,16 +6,15 @@
 
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, fsconfig_create, fsconfig_reconfigure,
     fsconfig_set_string, fsmount, fsopen, fspick,
 };
-use tempfile::TempDir;
 
 use crate::store::local_disk::LocalDisk;
 
@@ -42,7 +41,7 @@ impl std::fmt::Display for RamPlace {
             RamPlace::Shared(directory) => write!(
                 formatter,
                 "{}: only root may mount a tmpfs of its own",
-                directory.directory.path().display()
+                directory.path().display()
             ),
         }
     }
@@ -55,7 +54,7 @@ pub(super) fn open(budget_bytes: u64) -> io::Result<(LocalDisk, RamPlace)> {
         Ok(root) => Ok((LocalDisk::at(root), RamPlace::Tmpfs)),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let shared = SharedDirectory::make()?;
-            let disk = LocalDisk::open(shared.directory.path())?;
+            let disk = LocalDisk::open(shared.path())?;
             Ok((disk, RamPlace::Shared(shared)))
         }
         Err(error) => Err(error),
@@ -91,9 +90,15 @@ fn mount_tmpfs(bytes: u64) -> io::Result<OwnedFd> {
 /// A directory of our own in `/dev/shm`, locked while we live.
 #[derive(Debug)]
 pub struct SharedDirectory {
-    /// Removed before the lock goes: until then nobody takes it for an orphan.
-    directory: TempDir,
-    _lock: Flock<File>,
+    path: PathBuf,
+    lock: Flock<File>,
+}
+
+impl Drop for SharedDirectory {
+    fn drop(&mut self) {
+        // Before the lock goes: until then nobody takes it for an orphan.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
 }
 
 impl SharedDirectory {
@@ -115,10 +120,25 @@ impl SharedDirectory {
             if let Ok(lock) = lock(directory.path())
                 && directory.path().exists()
             {
-                return Ok(SharedDirectory { directory, _lock: lock });
+                return Ok(SharedDirectory { path: directory.keep(), lock });
             }
         }
         Err(io::Error::other("other daemons keep removing its directory in /dev/shm"))
+    }
+
+    /// The one that the program before has left in this process, with the descriptor of its lock.
+    pub(super) fn left(path: PathBuf, lock: OwnedFd) -> io::Result<SharedDirectory> {
+        // It is locked by this descriptor already.
+        let lock = Flock::lock(File::from(lock), FlockArg::LockExclusiveNonblock);
+        Ok(SharedDirectory { path, lock: lock.map_err(|(_, error)| error)? })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
     }
 
     /// What a daemon left that was killed: directories of ours that nobody has locked.

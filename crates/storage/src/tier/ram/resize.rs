@@ -25,9 +25,17 @@ pub enum Shrunk {
 }
 
 impl RamTier {
-    /// Who is told that the tier holds too much.
+    /// Who is told that the tier holds too much, as one may that another daemon has left.
     pub fn on_too_large(&self, wanted: Wanted) {
         let _ = self.too_large.set(wanted);
+        self.tell_if_too_large();
+    }
+
+    fn tell_if_too_large(&self) {
+        let is_too_large = self.held().place_bytes > self.budget_bytes();
+        if is_too_large && let Some(Wanted(wanted)) = self.too_large.get() {
+            wanted();
+        }
     }
 
     /// Changes the budget.
@@ -35,7 +43,7 @@ impl RamTier {
     /// # Errors
     /// If its tmpfs cannot become larger; nothing has changed then.
     pub fn set_budget(&self, budget_bytes: u64) -> io::Result<()> {
-        let is_too_large = {
+        {
             let mut held = self.held();
             if budget_bytes > held.place_bytes {
                 place::resize(&self.disk, &self.place, budget_bytes)?;
@@ -43,11 +51,8 @@ impl RamTier {
             }
             held.replacement.set_budget(budget_bytes);
             self.budget_bytes.store(budget_bytes, Ordering::Relaxed);
-            held.place_bytes > budget_bytes
-        };
-        if is_too_large && let Some(Wanted(wanted)) = self.too_large.get() {
-            wanted();
         }
+        self.tell_if_too_large();
         Ok(())
     }
 

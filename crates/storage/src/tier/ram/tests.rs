@@ -349,3 +349,72 @@ fn what_is_finished_leaves_before_what_is_older() {
     assert!(tier.receive(ObjectId(9), 4096).unwrap().is_some());
     assert_eq!(objects.map(|object| tier.holds(object)), [true, false, true, true]);
 }
+
+#[test]
+fn another_program_goes_on_with_what_is_there() {
+    let (tier, _) = tier();
+    let (dirty, oldest, used, finished, arriving, doomed) =
+        (ObjectId(1), ObjectId(2), ObjectId(3), ObjectId(4), ObjectId(5), ObjectId(6));
+    drop(tier.create(dirty, 4096, Access::ReadWrite).unwrap().unwrap());
+    tier.make_dirty(dirty);
+    for object in [oldest, used, finished, doomed] {
+        bring(&tier, object, 4096);
+    }
+    tier.used(used);
+    tier.keep(InodeId(oldest.0), true);
+    tier.finish(finished, true);
+    let held = tier.open_copy(doomed, Access::Read).unwrap().unwrap();
+    assert!(tier.remove(doomed));
+    drop(tier.receive(arriving, 4096).unwrap().unwrap());
+    let version = tier.dirty_version(dirty);
+    let before = tier.usage();
+    let order = |tier: &RamTier| {
+        let mut objects = [dirty, oldest, used, finished];
+        objects.sort_by_key(|object| tier.before(*object).unwrap().objects);
+        objects
+    };
+    let leaves = order(&tier);
+
+    let frozen = tier.freeze().unwrap();
+    let live = frozen.live().clone();
+    // As a program that is replaced.
+    std::mem::forget(frozen);
+    std::mem::forget(tier);
+    let tier = RamTier::go_on(live, 1 << 20, Counters::default()).unwrap();
+    let after = tier.usage();
+    assert_eq!((after.objects, after.used_bytes), (before.objects - 1, before.used_bytes - 4096));
+    assert_eq!(after.dirty_bytes, 4096);
+    assert_eq!(tier.dirty_version(dirty), version);
+    assert!(tier.is_finished(finished) && !tier.is_finished(used));
+    assert!(!tier.holds(arriving) && !tier.holds(doomed));
+    let again = tier.receive(arriving, 4096).unwrap();
+    assert!(again.is_some(), "its file is gone");
+    tier.give_up(arriving);
+    drop(held);
+    tier.tidy();
+    assert_eq!(tier.usage().objects, 4);
+    // What leaves first, and what never does, is the same.
+    assert_eq!(order(&tier), leaves);
+    assert_eq!((leaves[0], leaves[3]), (finished, used));
+    assert!(tier.create(ObjectId(9), (1 << 20) - 8192, Access::Read).unwrap().is_some());
+    assert!(tier.holds(dirty) && tier.holds(oldest) && !tier.holds(used) && !tier.holds(finished));
+}
+
+#[test]
+fn a_tier_that_was_left_too_large_becomes_smaller() {
+    let (tier, _) = tier();
+    bring(&tier, OBJECT, 512 << 10);
+    let frozen = tier.freeze().unwrap();
+    let live = frozen.live().clone();
+    std::mem::forget(frozen);
+    std::mem::forget(tier);
+    let tier = RamTier::go_on(live, 4096, Counters::default()).unwrap();
+    let told = Arc::new(AtomicUsize::new(0));
+    let tells = Arc::clone(&told);
+    tier.on_too_large(Wanted(Arc::new(move || {
+        tells.fetch_add(1, Ordering::Relaxed);
+    })));
+    assert_eq!(told.load(Ordering::Relaxed), 1);
+    assert_eq!(tier.shrink(), Shrunk::Fits);
+    assert!(!tier.holds(OBJECT));
+}

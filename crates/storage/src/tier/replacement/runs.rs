@@ -31,6 +31,12 @@ impl Runs {
         self.new_bytes_max = budget_bytes / 100 * NEW_PERCENT;
     }
 
+    /// What is used next belongs to nothing before it.
+    pub(super) fn end(&mut self) {
+        self.run = self.run.wrapping_add(1);
+        (self.last, self.new_bytes) = (NONE, 0);
+    }
+
     /// An object is used.
     pub(super) fn note(&mut self, names: &Names, object: ObjectId, bytes: u64) -> Use {
         let known = names.find(object).map(|index| &names[index]);
