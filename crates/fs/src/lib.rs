@@ -187,6 +187,11 @@ pub enum Transport {
     Device(String),
 }
 
+/// How the requests of a mount come, once that is known.
+pub fn transport(fs: &FileSystem) -> Option<&Transport> {
+    fs.transport.get()
+}
+
 /// Something that the kernel caches and must forget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Invalidation {
@@ -292,11 +297,6 @@ impl FileSystem {
             Transport::Device(reason) => log::debug!("requests come through the device: {reason}"),
         }
         let _ = self.transport.set(transport);
-    }
-
-    /// How requests come, once that is known.
-    pub fn transport(&self) -> Option<&Transport> {
-        self.transport.get()
     }
 
     /// Who knows the settings by name, if anybody does. Only before the mount answers.

@@ -252,7 +252,7 @@ impl Exchanger {
             lock: lock.as_raw_fd(),
             request_bytes_max: self.source.request_bytes_max,
             rings: rings.cloned(),
-            no_rings: match self.shared.fs.transport() {
+            no_rings: match kvfs_fs::transport(&self.shared.fs) {
                 Some(Transport::Device(why)) => why.clone(),
                 Some(Transport::Rings(_)) | None => String::new(),
             },

@@ -92,6 +92,13 @@ impl RamTier {
         Ok(Frozen { _held: held, live, _descriptors: descriptors })
     }
 
+    /// Copies that the disk does not have, and the files that they belong to.
+    pub fn dirty(&self) -> Vec<(ObjectId, Option<InodeId>)> {
+        let held = self.held();
+        let dirty = held.copies.iter().filter(|(_, copy)| copy.state == CopyState::Dirty);
+        dirty.map(|(object, copy)| (*object, copy.inode)).collect()
+    }
+
     /// Goes on with the tier of the program before. What it was bringing in has not come.
     ///
     /// # Errors

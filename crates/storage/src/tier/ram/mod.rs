@@ -283,13 +283,6 @@ impl RamTier {
         Some(copy.version)
     }
 
-    /// Copies that the disk does not have, and the files that they belong to.
-    pub fn dirty(&self) -> Vec<(ObjectId, Option<InodeId>)> {
-        let held = self.held();
-        let dirty = held.copies.iter().filter(|(_, copy)| copy.state == CopyState::Dirty);
-        dirty.map(|(object, copy)| (*object, copy.inode)).collect()
-    }
-
     /// The disk has this version of a copy.
     pub fn make_clean(&self, object: ObjectId, version: u64) {
         let mut held = self.held();
