@@ -50,6 +50,8 @@ pub(crate) struct MountConfig {
     pub remote_key: Option<KeySource>,
     /// Stay, instead of becoming a daemon.
     pub foreground: bool,
+    /// A keeper has another daemon go on if this one dies.
+    pub keep_mounted: bool,
     /// The mountpoint may hold files.
     pub nonempty: bool,
     /// The log file where one was named.
@@ -165,6 +167,7 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
     let metrics_address = first.text("metrics_addr").map(str::parse).transpose();
     let metrics_address = metrics_address.map_err(|error| format!("metrics_addr: {error}"))?;
     let metrics_hosts = metrics_hosts(first, metrics_address.is_some())?;
+    let keep_mounted = keep_mounted(first)?;
     let has_a_way_out = offline || remote.is_some() || cold != ColdEncoding::None;
     Ok(MountConfig {
         options: MountOptions {
@@ -192,7 +195,9 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
             steering: None,
             launch: None,
             ending: Arc::default(),
+            keeper: None,
         },
+        keep_mounted,
         remote_key,
         foreground: place.foreground,
         nonempty: first.switch("nonempty").unwrap_or(false),
@@ -200,6 +205,24 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
         log_level,
         sources: first.clone(),
     })
+}
+
+/// Whether the mount is to go on when its daemon dies.
+fn keep_mounted(first: &Sources) -> Result<bool, String> {
+    let wanted = first.switch("keep_mounted").unwrap_or(false);
+    // A page that only memory has, and the remote without a name for it, would be lost with every daemon that dies.
+    if wanted && first.text("ssd_writes").is_some() {
+        return Err(
+            "keep_mounted does not go with ssd_writes: pages that wait in memory for the remote are lost with the daemon"
+                .to_owned(),
+        );
+    }
+    if wanted && first.switch("read_only").unwrap_or(false) {
+        return Err(
+            "keep_mounted does not go with read_only: mount it again if its daemon dies".to_owned()
+        );
+    }
+    Ok(wanted)
 }
 
 /// Names between commas or spaces.

@@ -4,14 +4,17 @@
 use std::fs;
 use std::path::Path;
 
-use super::process::Process;
+use super::process::{Process, is_keeper};
 
 /// The process that serves the mount of a device (`MAJOR:MINOR`), if the kernel tells.
 pub(crate) fn server(device: &str) -> Option<Process> {
     let (_, connection) = device.split_once(':')?;
     let pids = fs::read_dir("/proc").ok()?.flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let serves = |pid: &i32| serves(&Path::new("/proc").join(pid.to_string()), connection);
+    // A keeper only has it.
+    let serves = |pid: &i32| {
+        serves(&Path::new("/proc").join(pid.to_string()), connection) && !is_keeper(*pid)
+    };
     // A thread that takes a mount over shares its descriptors for a moment with the one that it is of.
     pids.filter(serves).find_map(Process::find)
 }

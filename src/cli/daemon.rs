@@ -76,6 +76,11 @@ impl Reporter {
         self.say(READY)
     }
 
+    /// Leaves it to another process that has the same caller.
+    pub(crate) fn leave(&self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
     /// Says why there is no mount; after [`ready`](Self::ready) nobody listens any more.
     pub(crate) fn failed(&self, line: &str) {
         self.say(line.as_bytes());

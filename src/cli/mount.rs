@@ -16,12 +16,13 @@ use super::daemon::{self, Child, Reporter, Side};
 use super::logging::Target;
 use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon as daemon_of};
+use super::process::{KEEPER_NAME, parent};
 use super::settings::Steerer;
 use super::stop::StopSignals;
 use super::unmount::{How, UnmountError, unmount};
 use super::{limits, logging, metrics, preflight, service};
 use crate::fs::takeover::{Handover, Launch};
-use crate::fuse;
+use crate::fuse::{self, keeper};
 
 /// Mounts as configured. What a daemon serves is told in JSON if that is wanted, and else not at all.
 pub(crate) fn run(config: &MountConfig, is_json: bool) -> Outcome {
@@ -83,8 +84,13 @@ pub(crate) fn go_on(mut config: MountConfig, left: Handover) -> Result<(), Failu
     equip(&mut config, log_file);
     let launch = Launch { settings: String::new(), ..left.launch.clone() };
     config.options.launch = Some(Arc::new(launch));
-    let status = format!("STATUS={} is ready", config.options.mountpoint.display());
-    let ready = move || service::notify(&["READY=1", &status]);
+    let tell = tell_of_readiness(&config);
+    let is_kept = left.is_kept();
+    let ready = move || {
+        if !is_kept {
+            tell();
+        }
+    };
     serve(&config, Some(left), ready).map_err(|line| {
         log::error!("{line}");
         log::error!(
@@ -99,17 +105,67 @@ fn stay(config: &MountConfig, log_file: Option<PathBuf>) -> Outcome {
     let target = log_file.map_or(Ok(Target::Standard), Target::file);
     let target = target.map_err(Failure::Failed)?;
     logging::start(config.log_level.as_deref(), target, &config.options.store);
-    let status = format!("STATUS={} is ready", config.options.mountpoint.display());
-    serve(config, None, move || service::notify(&["READY=1", &status])).map_err(Failure::Failed)?;
+    let config = match keep(config, || {}).map_err(Failure::Failed)? {
+        Role::Serving(config) => config,
+        Role::Kept(exit) => return Ok(Report { exit, ..Report::default() }),
+    };
+    let is_kept = config.options.keeper.is_some();
+    let tell = tell_of_readiness(&config);
+    // A manager hears only from the process that it knows.
+    let ready = move || {
+        if !is_kept {
+            tell();
+        }
+    };
+    serve(&config, None, ready).map_err(Failure::Failed)?;
     Ok(Report::default())
+}
+
+fn tell_of_readiness(config: &MountConfig) -> impl Fn() + Send + 'static {
+    let status = format!("STATUS={} is ready", config.options.mountpoint.display());
+    move || service::notify(&["READY=1", &status])
+}
+
+/// What this process is in a mount.
+enum Role {
+    /// It serves the mount, which may be kept by another one.
+    Serving(Box<MountConfig>),
+    /// It has kept a mount, which has ended; with what it exits.
+    Kept(u8),
+}
+
+/// Splits off a keeper, if the mount is to have one, which calls `begun` first.
+fn keep(config: &MountConfig, begun: impl FnOnce()) -> Result<Role, String> {
+    let mut config = config.clone();
+    if !config.keep_mounted {
+        return Ok(Role::Serving(Box::new(config)));
+    }
+    // The next daemon gets its descriptors from this process.
+    limits::raise(config.options.read_only)?;
+    let split = keeper::split(&config.options.store, &config.options.mountpoint);
+    match split.map_err(|error| format!("the keeper of the mount: {error}"))? {
+        keeper::Side::Daemon(kept) => {
+            config.options.keeper = Some(Arc::new(kept));
+            Ok(Role::Serving(Box::new(config)))
+        }
+        keeper::Side::Keeper(keeping) => {
+            begun();
+            let _ = nix::sys::prctl::set_name(KEEPER_NAME);
+            let exit = keeping.run(tell_of_readiness(&config), || {
+                if logging::is_file() {
+                    logging::reopen();
+                }
+            });
+            Ok(Role::Kept(u8::try_from(exit).unwrap_or(EXIT_FAILED)))
+        }
+    }
 }
 
 fn start(config: &MountConfig, path: &Path, is_json: bool) -> Outcome {
     let log = logging::open(path).map_err(Failure::Failed)?;
     match daemon::split().map_err(|error| Failure::failed(format!("fork: {error}")))? {
         Side::Parent(child) => {
-            let pid = child.pid.as_raw();
-            confirm(child, config, path).map_err(Failure::Failed)?;
+            let pid = confirm(child, config, path).map_err(Failure::Failed)?;
             let named = |path: &Path| path.display().to_string();
             let value = json!({
                 "store": named(&config.options.store),
@@ -146,7 +202,12 @@ fn run_daemon(
             }
         }
     };
-    match detached.and_then(|()| serve(config, None, ready)) {
+    let config = match detached.and_then(|()| keep(config, || reporter.leave())) {
+        Ok(Role::Serving(config)) => Ok(config),
+        Ok(Role::Kept(exit)) => return exit,
+        Err(line) => Err(line),
+    };
+    match config.and_then(|config| serve(&config, None, ready)) {
         Ok(()) => EXIT_OK,
         Err(line) => {
             log::error!("{line}");
@@ -170,7 +231,8 @@ fn serve(
         // One that goes on was ready before.
         let ready = Arc::new(AtomicBool::new(left.is_some()));
         let signals = StopSignals::hold()?;
-        let watch = signals.watch(options, ready.clone())?;
+        let is_kept = options.keeper.is_some() || left.as_ref().is_some_and(Handover::is_kept);
+        let watch = signals.watch(options, ready.clone(), is_kept)?;
         Ok((ready, watch))
     };
     let (ready, watch) = started().map_err(|error| format!("signals: {error}"))?;
@@ -216,8 +278,8 @@ fn how_it_ended(status: nix::Result<WaitStatus>) -> String {
     }
 }
 
-/// Waits until the daemon says that it serves, and then asks the mount itself.
-fn confirm(child: Child, config: &MountConfig, log: &Path) -> Result<(), String> {
+/// Waits until the daemon says that it serves, and then asks the mount itself. The number of the daemon's process.
+fn confirm(child: Child, config: &MountConfig, log: &Path) -> Result<i32, String> {
     let pid = child.pid;
     let see = format!("see {}", log.display());
     match child.wait_until_ready() {
@@ -231,8 +293,14 @@ fn confirm(child: Child, config: &MountConfig, log: &Path) -> Result<(), String>
     let place = config.options.mountpoint.display();
     let answer = ask(&config.options.mountpoint, Question::Status, ANSWER_DEADLINE);
     match answer.map_err(|error| format!("{place} is mounted but cannot be asked: {error}"))? {
-        Answer::Alive(status) if daemon_of(&status).0 == Some(pid.as_raw()) => Ok(()),
-        Answer::Alive(_) => Err(format!("{place} is served by another daemon: {see}")),
+        Answer::Alive(status) => {
+            let is_ours = |daemon: &i32| {
+                *daemon == pid.as_raw()
+                    || config.keep_mounted && parent(*daemon) == Some(pid.as_raw())
+            };
+            let daemon = daemon_of(&status).0.filter(is_ours);
+            daemon.ok_or_else(|| format!("{place} is served by another daemon: {see}"))
+        }
         Answer::Refused(error) => Err(format!("{place} is mounted but answers {error}: {see}")),
         Answer::Dead => {
             // Collected, so that its end is not mistaken for a running daemon.

@@ -22,6 +22,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --read-only          read_only (ro, rw)  KVFS_READ_ONLY         no
   --no-passthrough     passthrough         KVFS_PASSTHROUGH       yes
   --no-io-uring        io_uring            KVFS_IO_URING          yes
+  --keep-mounted       keep_mounted        KVFS_KEEP_MOUNTED      no
   --commit-interval    commit_interval     KVFS_COMMIT_INTERVAL   1 (seconds)
   --ram                ram                 KVFS_RAM               0 (none)
   --pack               pack                KVFS_PACK              64K (0: none shares another)
@@ -85,6 +86,9 @@ pub(crate) struct MountArguments {
     /// Take requests from /dev/fuse alone
     #[arg(long)]
     no_io_uring: bool,
+    /// Have a daemon that dies replaced, so that the mount goes on: Linux 6.16, and no requests through `io_uring`
+    #[arg(long)]
+    keep_mounted: bool,
     /// Where the log goes
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -181,6 +185,7 @@ impl MountArguments {
             .with("read_only", switch(self.read_only, true))
             .with("passthrough", switch(self.no_passthrough, false))
             .with("io_uring", switch(self.no_io_uring, false))
+            .with("keep_mounted", switch(self.keep_mounted, true))
             .with("offline", switch(self.offline, true))
             .with("commit_interval", self.commit_interval)
             .with("ram", self.ram)

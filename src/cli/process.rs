@@ -1,6 +1,10 @@
 //! Watching a process that is not our child.
 
+use std::ffi::CStr;
 use std::time::{Duration, Instant};
+
+/// What a keeper calls itself.
+pub(crate) const KEEPER_NAME: &CStr = c"kvfs-keeper";
 
 /// How often the process is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -18,6 +22,19 @@ impl Work {
     pub(crate) fn is_less_than(self, now: Work) -> bool {
         now.written_bytes > self.written_bytes || now.processor_ticks > self.processor_ticks + 100
     }
+}
+
+/// The parent of a process; `None` if there is none.
+pub(crate) fn parent(pid: i32) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may have anything in it; state and parent follow.
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+/// Whether a process keeps a mount whose daemon may die.
+pub(crate) fn is_keeper(pid: i32) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+    name.is_ok_and(|name| name.trim_end().as_bytes() == KEEPER_NAME.to_bytes())
 }
 
 /// A running process. The start time tells it from a later one with the same number.

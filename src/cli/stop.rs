@@ -7,6 +7,7 @@
 //!
 //! SIGHUP opens the log file anew. A mount in the foreground whose log is no file ends then: its terminal is gone.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -29,6 +30,8 @@ use super::{busy, logging};
 
 /// Time for programs to let go of the mount; systemd kills after 90 seconds.
 const GRACE: Duration = Duration::from_secs(10);
+/// Signals that come so soon after another are the same: a keeper has it as well, and passes it on.
+const SAME_WITHIN: Duration = Duration::from_millis(500);
 /// How often unmounting is tried meanwhile.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -54,6 +57,10 @@ struct Watched {
     mountpoint: PathBuf,
     ready: Arc<AtomicBool>,
     ending: Arc<Ending>,
+    /// When the last signal came that was to end the mount.
+    last: Cell<Option<Instant>>,
+    /// A keeper passes signals on.
+    is_kept: bool,
 }
 
 /// What ended the waiting.
@@ -62,8 +69,8 @@ enum Event {
     Signal,
     Served,
     Timeout,
-    /// The log was opened anew, which ends nothing.
-    Reopened,
+    /// The log was opened anew, or a signal came twice: neither ends anything.
+    Nothing,
 }
 
 fn is_hangup(signal: &nix::sys::signalfd::siginfo) -> bool {
@@ -88,7 +95,9 @@ impl StopSignals {
     }
 
     /// Starts the thread. `ready` says whether the mount has been announced.
-    pub(crate) fn watch(self, options: &MountOptions, ready: Arc<AtomicBool>) -> io::Result<Watch> {
+    pub(crate) fn watch(
+        self, options: &MountOptions, ready: Arc<AtomicBool>, is_kept: bool,
+    ) -> io::Result<Watch> {
         let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         let watched = Watched {
             signals: self.signals,
@@ -97,6 +106,8 @@ impl StopSignals {
             mountpoint: options.mountpoint.clone(),
             ready,
             ending: Arc::clone(&options.ending),
+            last: Cell::new(None),
+            is_kept,
         };
         let thread = std::thread::Builder::new()
             .name("kvfs-signals".to_owned())
@@ -125,7 +136,7 @@ impl Watched {
                         *self.ending.hold() = false;
                     }
                 }
-                Event::Reopened => {}
+                Event::Nothing => {}
                 Event::Served | Event::Timeout => return,
             }
         }
@@ -175,7 +186,7 @@ impl Watched {
             match self.wait(Some(RETRY_INTERVAL)) {
                 Event::Signal => insist = true,
                 Event::Served => return true,
-                Event::Timeout | Event::Reopened => {}
+                Event::Timeout | Event::Nothing => {}
             }
         }
     }
@@ -210,9 +221,13 @@ impl Watched {
         match self.signals.read_signal() {
             Ok(Some(signal)) if is_hangup(&signal) && logging::is_file() => {
                 logging::reopen();
-                Event::Reopened
+                Event::Nothing
             }
             Ok(_) => {
+                let last = self.last.replace(Some(Instant::now()));
+                if self.is_kept && last.is_some_and(|last| last.elapsed() < SAME_WITHIN) {
+                    return Event::Nothing;
+                }
                 *is_ending = true;
                 Event::Signal
             }

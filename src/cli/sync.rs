@@ -39,8 +39,29 @@ pub(crate) fn run(arguments: &SyncArguments) -> Outcome {
             let value = to_json(&mount.mountpoint, &Value::Null);
             Ok(Report::answer(arguments.json, &value, String::new()))
         }
-        Err(error) => Err(Failure::Failed(format!("{}: {error}", mount.mountpoint.display()))),
+        Err(error) => {
+            let place = mount.mountpoint.display();
+            Err(Failure::Failed(match of_a_death(&mount.mountpoint, &error) {
+                Some(told) => {
+                    format!(
+                        "{place}: {told}: look whether all is there that you wrote, and sync again"
+                    )
+                }
+                None => format!("{place}: {error}"),
+            }))
+        }
     }
+}
+
+/// What a sync tells that failed only for this, which it does once.
+pub(super) fn of_a_death(mountpoint: &Path, error: &io::Error) -> Option<&'static str> {
+    let status = std::fs::read_to_string(mountpoint.join(".kvfs/status")).ok()?;
+    let is_that = error.raw_os_error() == Some(libc::EIO)
+        && status_value(&status, "daemon_deaths").is_some()
+        && status_value(&status, "state") == Some("ok");
+    is_that.then_some(
+        "a daemon of this mount has died, and what was changed shortly before may be lost",
+    )
 }
 
 /// Makes everything durable on the disk; a child asks, which is left behind if the mount does not answer.

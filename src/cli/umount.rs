@@ -13,7 +13,7 @@ use super::arguments::UmountArguments;
 use super::busy;
 use super::output::{Failure, Outcome, Report, note};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon};
-use super::process::Process;
+use super::process::{Process, is_keeper, parent};
 use super::unmount::{How, UnmountError, unmount};
 use super::{connection, stale, sync};
 
@@ -89,6 +89,10 @@ fn cut_off(mount: &Mount) -> Result<(), Failure> {
     if before.zip(daemon.work()).is_some_and(|(before, now)| before.is_less_than(now)) {
         note(&format!("kvfs: {place} {cut_off}; its daemon (pid {pid}) still writes what it has"));
         return Ok(());
+    }
+    // A keeper is told that this is meant.
+    if let Some(keeper) = parent(pid).filter(|parent| is_keeper(*parent)) {
+        let _ = kill(Pid::from_raw(keeper), Signal::SIGTERM);
     }
     let killed = kill(Pid::from_raw(pid), Signal::SIGKILL);
     let end = Instant::now() + KILLED_EXIT_DEADLINE;
@@ -196,7 +200,10 @@ fn flush(mount: &Mount, force: bool) -> Result<(), Failure> {
     let line = match answer {
         // A daemon that died between the two questions has nothing left to flush.
         Answer::Alive(_) | Answer::Dead => return Ok(()),
-        Answer::Refused(error) => format!("cannot be flushed: {error}"),
+        Answer::Refused(error) => match sync::of_a_death(&mount.mountpoint, &error) {
+            Some(told) => told.to_owned(),
+            None => format!("cannot be flushed: {error}"),
+        },
         Answer::Stuck => {
             format!("is not flushed after {} minutes", FLUSH_DEADLINE.as_secs() / 60)
         }

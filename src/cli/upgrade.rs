@@ -111,6 +111,12 @@ fn exchange(arguments: &UpgradeArguments) -> Outcome {
         if outcome.starts_with("ok ") {
             return Ok(Report::default());
         }
+        if outcome.starts_with("none") {
+            return Err(Failure::Failed(format!(
+                "{}: not exchanged: the daemon has died, and another one goes on: try again",
+                place.display()
+            )));
+        }
     }
 }
 

@@ -66,6 +66,12 @@ pub(crate) fn limited(command: &Command, open_files_max: u32) -> Command {
     limited
 }
 
+/// The parent of a process.
+fn parent(pid: &str) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:")).map(|pid| pid.trim().to_owned())
+}
+
 /// An empty directory on a real disk filesystem.
 pub(crate) fn scratch_directory() -> tempfile::TempDir {
     let base = std::env::var_os("KVFS_TEST_DIR")
@@ -172,11 +178,13 @@ impl Mount {
         }
         let mut daemon = forks::spawn(&mut command).unwrap();
         let pid = daemon.id().to_string();
+        let is_kept = self.options.iter().any(|option| option == "--keep-mounted");
         eventually("the mount to answer", || {
             if let Some(status) = daemon.try_wait().unwrap() {
                 panic!("the daemon gave up ({status}):\n{}", self.log());
             }
-            (self.try_status("pid").as_deref() == Some(pid.as_str())).then_some(())
+            let answers = self.try_status("pid")?;
+            (answers == pid || is_kept && parent(&answers).as_ref() == Some(&pid)).then_some(())
         });
         self.daemon = Some(daemon);
         if self.mode == Mode::Passthrough {

@@ -129,7 +129,7 @@ fn every_setting_is_shown_with_its_origin(mode: Mode) {
     assert_eq!(setting(&mount, "remote_index"), ("300".to_owned(), origin));
     assert_eq!(setting(&mount, "on_corrupt"), ("miss".to_owned(), "option".to_owned()));
     assert_eq!(setting(&mount, "ram"), ("0".to_owned(), "default".to_owned()));
-    assert_eq!(shown(&mount).lines().count(), 26);
+    assert_eq!(shown(&mount).lines().count(), 27);
     let ended = kvfs(&["config", "show", "--json"], mount.path());
     let settings: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
     let of =

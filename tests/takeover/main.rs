@@ -13,12 +13,16 @@
 mod common;
 
 mod clients;
+mod deaths;
 mod disks;
+mod dying;
 mod handles;
 mod load;
 mod memory;
+mod misled;
 mod programs;
 mod refused;
+mod relied;
 mod signals;
 mod steps;
 

@@ -19,6 +19,9 @@ use super::shared::Shared;
 use kvfs_fs::Transport;
 use kvfs_fs::takeover::Descriptors;
 
+/// Why a mount that is kept has no rings: a daemon that dies takes some of the requests along that it has in them.
+pub(super) const KEPT: &str = "a mount that is kept takes its requests from the device";
+
 /// Requests that the kernel may have under way in the background (readahead, releases).
 const BACKGROUND_MAX: u16 = 64;
 
@@ -168,6 +171,9 @@ impl Filesystem for Handshake {
 fn prepare_rings(options: &MountOptions) -> Result<Rings, String> {
     if !options.io_uring {
         return Err("turned off by option".to_owned());
+    }
+    if options.keeper.is_some() {
+        return Err(KEPT.to_owned());
     }
     let rings = Rings::prepare().map_err(|error| format!("no ring could be made: {error}"))?;
     ring::enable()?;

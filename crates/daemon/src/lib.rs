@@ -14,6 +14,7 @@ mod exchange;
 mod gate;
 mod held;
 mod hosts;
+pub mod keeper;
 mod late;
 mod linger;
 mod metrics_address;
@@ -32,6 +33,7 @@ mod ring;
 mod shared;
 mod slow;
 mod token;
+mod told_backings;
 mod turns;
 
 pub use exchange::Ending;

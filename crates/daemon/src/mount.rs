@@ -12,6 +12,7 @@ use super::background::{join, start_indexing, start_moving, start_prefetching, s
 use super::connection::Connection;
 use super::dispatch::Operations;
 use super::exchange::{self, Ending, Left};
+use super::keeper::{Arming, Kept};
 use super::metrics_address::{Listener, MetricsAddress};
 use super::metrics_endpoint::MetricsEndpoint;
 use super::pace::Paced;
@@ -111,6 +112,8 @@ pub struct MountOptions {
     pub launch: Option<Arc<Launch>>,
     /// Whether somebody has asked the mount to end.
     pub ending: Arc<Ending>,
+    /// The keeper, which has another daemon go on if this one dies.
+    pub keeper: Option<Arc<Kept>>,
 }
 
 impl MountOptions {
@@ -141,6 +144,7 @@ impl MountOptions {
             steering: None,
             launch: None,
             ending: Arc::default(),
+            keeper: None,
         }
     }
 }
@@ -249,16 +253,12 @@ fn serve_or_go_on(
     kvfs_os::refuse_large_files();
     let listener = listen(options, left.is_some())?;
     let mut left = left.map(Left::new).transpose()?;
+    let keeper = left.as_ref().map_or_else(|| Ok(options.keeper.clone()), Left::keeper)?;
     let counters = Counters::default();
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
     let (file_system, mover) = open_file_system(options, &mut left, &counters, sender)?;
     let shared = Arc::new(Shared::new(Arc::clone(&file_system), options));
-    let let_go = {
-        let shared = Arc::downgrade(&shared);
-        LetGo(Arc::new(move |inode| {
-            shared.upgrade().is_none_or(|shared| shared.backings.let_go(inode))
-        }))
-    };
+    let let_go = let_go(&shared);
     if let Some(ram) = &file_system.store().ram {
         ram.on_eviction(let_go.clone());
     }
@@ -290,11 +290,18 @@ fn serve_or_go_on(
     let exchanges = left.as_ref().map_or(0, Left::exchanges);
     let source = connection.source();
     let (begun, begins) = bounded::<()>(0);
-    exchange::start(options, &shared, source, silenced, exchanges, (begins, &stopped))?;
+    let goes_on = left.is_some().then_some(&stopped);
+    let arming = Arming::prepare(options, keeper.as_ref(), (&shared, &source), exchanges, goes_on)?;
+    let kept = (source, silenced);
+    exchange::start(options, &shared, kept, keeper.as_ref(), exchanges, (begins, &stopped))?;
     let requests = connection.begin()?;
     drop(begun);
     exchange::note_served();
     left.iter().for_each(Left::tell);
+    arming.map(|arming| arming.start(&stopped)).transpose()?;
+    if let Some(keeper) = &keeper {
+        keeper.ready();
+    }
     ready();
     join(slow_threads);
     join(paced_threads);
@@ -306,13 +313,30 @@ fn serve_or_go_on(
         // A call that hangs in the remote is left behind; it changes nothing any more.
         let _ = done.recv_timeout(MOVER_PATIENCE);
     }
+    end(options, &file_system, keeper.as_deref())
+}
+
+/// Makes durable what is not, and lets go of the store.
+fn end(
+    options: &MountOptions, file_system: &FileSystem, keeper: Option<&Kept>,
+) -> Result<(), MountError> {
     if !options.read_only {
         file_system.record_uses().map_err(MountError::Flush)?;
     }
     file_system.commit_and_close().map_err(MountError::Flush)?;
-    log::info!("unmounted {}", options.mountpoint.display());
-    tell_longest_held(&file_system);
+    if let Some(keeper) = keeper {
+        keeper.end();
+    }
+    tell_end(options, file_system);
     Ok(())
+}
+
+/// Has the kernel let go of a backing file.
+fn let_go(shared: &Arc<Shared>) -> LetGo {
+    let shared = Arc::downgrade(shared);
+    LetGo(Arc::new(move |inode| {
+        shared.upgrade().is_none_or(|shared| shared.backings.let_go(inode))
+    }))
 }
 
 /// The store of a mount, with what moves objects, if anything does.
@@ -386,7 +410,8 @@ fn memory_tier(
     Ok(Some(Arc::new(ram)))
 }
 
-fn tell_longest_held(file_system: &FileSystem) {
+fn tell_end(options: &MountOptions, file_system: &FileSystem) {
+    log::info!("unmounted {}", options.mountpoint.display());
     if let Some((operation, held)) = file_system.observer().longest_held() {
         let name = operation.name();
         log::info!("the request that others waited for longest was {name}: {held:.1?}");

@@ -17,6 +17,8 @@ use kvfs_storage::store::record::InodeId;
 /// Kinds of notifications, of include/uapi/linux/fuse.h.
 const INVALIDATE_INODE: u32 = 2;
 const RETRIEVE: u32 = 5;
+const RESEND: u32 = 7;
+const BEGIN_EPOCH: u32 = 8;
 const PRUNE: u32 = 9;
 
 /// `struct fuse_out_header`, with the kind of a notification in place of an error.
@@ -112,6 +114,17 @@ impl Notifier {
     fn prune(&self, inode: InodeId) -> nix::Result<()> {
         let header = Header::new::<PruneOne>(PRUNE);
         self.tell(&PruneOne { header, count: 1, padding: 0, spare: 0, inode: inode.0 })
+    }
+
+    /// Has the kernel look up anew each name that it knows (`FUSE_NOTIFY_INC_EPOCH`, since Linux 6.16; EINVAL before).
+    pub(super) fn forget_all_names(&self) -> nix::Result<()> {
+        self.tell(&Header::new::<Header>(BEGIN_EPOCH))
+    }
+
+    /// Has the kernel send all requests again that were read and not answered (since Linux 6.9). What is being worked on is
+    /// done twice, so nobody may have one in hand.
+    pub(super) fn resend(&self) -> nix::Result<()> {
+        self.tell(&Header::new::<Header>(RESEND))
     }
 
     fn tell(&self, message: &(impl IntoBytes + Immutable)) -> nix::Result<()> {

@@ -8,8 +8,11 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nix::sys::stat::fstat;
+
+use super::told_backings::{Slot, Told, ToldBackings};
 use kvfs_fs::IoMode;
-use kvfs_fs::takeover::LiveBacking;
+use kvfs_fs::takeover::{LeftOpen, LiveBacking};
 use kvfs_storage::store::Store;
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath};
 use kvfs_storage::store::record::InodeId;
@@ -24,13 +27,16 @@ const HELD_MAX: usize = 1024;
 pub(super) struct Backing {
     id: u32,
     device: Arc<OwnedFd>,
+    /// Device and number of the file.
+    file: (u64, u64),
 }
 
 impl Backing {
     /// Registers a file with the mount that `device` is the connection of.
     pub(super) fn register(device: &Arc<OwnedFd>, file: BorrowedFd<'_>) -> io::Result<Backing> {
+        let found = fstat(file)?;
         let id = fuser::BackingId::create_raw(device, file)?;
-        Ok(Backing { id, device: Arc::clone(device) })
+        Ok(Backing { id, device: Arc::clone(device), file: (found.st_dev, found.st_ino) })
     }
 
     /// The kernel's number for it.
@@ -58,6 +64,19 @@ struct Registered<Id> {
     idle: BTreeMap<u64, InodeId>,
     /// Counts closes.
     closes: u64,
+    /// Where they are told for the daemon after this one.
+    told: Option<ToldBackings>,
+    /// Opens of a daemon that died, and what is registered for them.
+    left: BTreeMap<InodeId, Left<Id>>,
+}
+
+#[derive(Debug)]
+struct Left<Id> {
+    open: LeftOpen,
+    /// Closed in the kernel when they have ended.
+    id: Id,
+    /// Where it is told that they are lost.
+    slot: Slot,
 }
 
 #[derive(Debug)]
@@ -67,11 +86,19 @@ struct Opens<Id> {
     is_sealed: bool,
     /// Its key in `idle`.
     idle_since: Option<u64>,
+    /// Where it is told.
+    slot: Slot,
 }
 
 impl<Id> Default for Registered<Id> {
     fn default() -> Self {
-        Registered { by_inode: BTreeMap::new(), idle: BTreeMap::new(), closes: 0 }
+        Registered {
+            by_inode: BTreeMap::new(),
+            idle: BTreeMap::new(),
+            closes: 0,
+            told: None,
+            left: BTreeMap::new(),
+        }
     }
 }
 
@@ -88,9 +115,19 @@ impl Backings {
     /// Goes on with what another daemon has registered. A second id for one of these inodes would be refused.
     pub(super) fn take_over(&self, device: &Arc<OwnedFd>, live: &[LiveBacking]) {
         let mut registered = self.registered();
-        for LiveBacking { inode, id, count, is_sealed, idle_since } in live.iter().copied() {
-            let id = Arc::new(Backing { id, device: Arc::clone(device) });
-            registered.by_inode.insert(inode, Opens { id, count, is_sealed, idle_since });
+        for LiveBacking { inode, id, count, is_sealed, idle_since, file, left } in
+            live.iter().copied()
+        {
+            let id = Arc::new(Backing { id, device: Arc::clone(device), file });
+            if let Some(left) = left {
+                let open = left;
+                registered.left.insert(inode, Left { open, id: Arc::clone(&id), slot: None });
+                if open == LeftOpen::Lost {
+                    continue;
+                }
+            }
+            let opens = Opens { id, count, is_sealed, idle_since, slot: None };
+            registered.by_inode.insert(inode, opens);
             if let Some(since) = idle_since {
                 registered.idle.insert(since, inode);
                 registered.closes = registered.closes.max(since);
@@ -106,8 +143,14 @@ impl Backings {
         if let Some(id) = registered.open_again(inode) {
             return Ok(id);
         }
+        if registered.left.contains_key(&inode) {
+            return Err(io::Error::other(
+                "it is open with bytes that were lost when a daemon of this mount died",
+            ));
+        }
         let id = Arc::new(register()?);
         registered.open_first(inode, Arc::clone(&id), is_sealed);
+        registered.tell(inode);
         Ok(id)
     }
 
@@ -121,6 +164,55 @@ impl Backings {
     /// Whether the backing file of an inode is registered: it was opened not long ago.
     pub(super) fn is_held(&self, inode: InodeId) -> bool {
         self.registered().by_inode.contains_key(&inode)
+    }
+
+    /// From now on it is told what is registered.
+    pub(super) fn tell(&self, told: ToldBackings) {
+        let mut registered = self.registered();
+        registered.told = Some(told);
+        let inodes: Vec<InodeId> = registered.by_inode.keys().copied().collect();
+        for inode in inodes {
+            registered.tell(inode);
+        }
+        registered.tell_of_lost();
+    }
+
+    /// The kernel has forgotten an inode of which a daemon that died has left opens: the handle that stood for them.
+    pub(super) fn forget_left(&self, inode: InodeId) -> Option<u64> {
+        let mut registered = self.registered();
+        if registered.left.is_empty() {
+            return None;
+        }
+        let Left { open, id, slot } = registered.left.remove(&inode)?;
+        let (handle, closed) = match open {
+            LeftOpen::Held(handle) => (Some(handle), registered.close(inode)),
+            LeftOpen::Lost => {
+                registered.told.iter_mut().for_each(|told| told.remove(slot));
+                (None, None)
+            }
+        };
+        drop(registered);
+        drop((closed, id));
+        handle
+    }
+
+    /// Goes on with what a daemon had registered that died; `hold` opens a handle for the opens that it has left, if the
+    /// file is that of their inode.
+    pub(super) fn recover(
+        &self, device: &Arc<OwnedFd>, told: &[Told], hold: impl Fn(&Told) -> Option<u64>,
+    ) {
+        let (mut live, mut closed) = (Vec::new(), Vec::new());
+        for told in told {
+            let Told { inode, file, id, is_sealed, is_open } = *told;
+            if !is_open {
+                closed.push(Backing { id, device: Arc::clone(device), file });
+                continue;
+            }
+            let left = Some(hold(told).map_or(LeftOpen::Lost, LeftOpen::Held));
+            let idle_since = None;
+            live.push(LiveBacking { inode, id, count: 1, is_sealed, idle_since, file, left });
+        }
+        self.take_over(device, &live);
     }
 
     /// An open of an inode is gone; it may have been one without passthrough.
@@ -147,20 +239,62 @@ pub(super) struct Frozen<'a>(MutexGuard<'a, Registered<Arc<Backing>>>);
 impl Frozen<'_> {
     /// What is registered, for the daemon that goes on with it.
     pub(super) fn live(&self) -> Vec<LiveBacking> {
+        let left = |inode: &InodeId| self.0.left.get(inode).map(|left| left.open);
         let live = |(inode, opens): (&InodeId, &Opens<Arc<Backing>>)| LiveBacking {
             inode: *inode,
             id: opens.id.id,
             count: opens.count,
             is_sealed: opens.is_sealed,
             idle_since: opens.idle_since,
+            file: opens.id.file,
+            left: left(inode),
         };
-        self.0.by_inode.iter().map(live).collect()
+        let lost = self.0.lost().map(|(inode, id)| LiveBacking {
+            inode,
+            id: id.id,
+            count: 1,
+            is_sealed: false,
+            idle_since: None,
+            file: id.file,
+            left: Some(LeftOpen::Lost),
+        });
+        self.0.by_inode.iter().map(live).chain(lost).collect()
+    }
+}
+
+impl Registered<Arc<Backing>> {
+    /// Tells of what was registered for an inode.
+    fn tell(&mut self, inode: InodeId) {
+        let (Some(told), Some(opens)) = (&mut self.told, self.by_inode.get_mut(&inode)) else {
+            return;
+        };
+        let Backing { id, file, .. } = *opens.id;
+        let (is_sealed, is_open) = (opens.is_sealed, opens.idle_since.is_none());
+        opens.slot = told.put(Told { inode, file, id, is_sealed, is_open });
+    }
+
+    /// What is registered for opens whose file is none of their inode.
+    fn lost(&self) -> impl Iterator<Item = (InodeId, &Arc<Backing>)> {
+        let all = self.left.iter();
+        all.filter(|(_, left)| left.open == LeftOpen::Lost).map(|(inode, left)| (*inode, &left.id))
+    }
+
+    /// Tells of them, which the next daemon finds to be lost as well.
+    fn tell_of_lost(&mut self) {
+        let Some(told) = &mut self.told else { return };
+        for (inode, left) in &mut self.left {
+            if left.open == LeftOpen::Lost {
+                let Backing { id, file, .. } = *left.id;
+                let (inode, is_sealed, is_open) = (*inode, false, true);
+                left.slot = told.put(Told { inode, file, id, is_sealed, is_open });
+            }
+        }
     }
 }
 
 impl<Id: Clone> Registered<Id> {
     fn open_first(&mut self, inode: InodeId, id: Id, is_sealed: bool) {
-        let backing = Opens { id, count: 1, is_sealed, idle_since: None };
+        let backing = Opens { id, count: 1, is_sealed, idle_since: None, slot: None };
         self.by_inode.insert(inode, backing);
     }
 
@@ -169,6 +303,9 @@ impl<Id: Clone> Registered<Id> {
         backing.count += 1;
         if let Some(since) = backing.idle_since.take() {
             self.idle.remove(&since);
+            if let Some(told) = &mut self.told {
+                told.set_open(backing.slot, true);
+            }
         }
         Some(backing.id.clone())
     }
@@ -181,19 +318,30 @@ impl<Id: Clone> Registered<Id> {
             return None;
         }
         if !backing.is_sealed {
-            return self.by_inode.remove(&inode);
+            return self.remove(inode);
         }
         self.closes += 1;
         backing.idle_since = Some(self.closes);
+        if let Some(told) = &mut self.told {
+            told.set_open(backing.slot, false);
+        }
         self.idle.insert(self.closes, inode);
         let oldest = (self.idle.len() > HELD_MAX).then(|| self.idle.pop_first())??;
-        self.by_inode.remove(&oldest.1)
+        self.remove(oldest.1)
+    }
+
+    fn remove(&mut self, inode: InodeId) -> Option<Opens<Id>> {
+        let removed = self.by_inode.remove(&inode)?;
+        if let Some(told) = &mut self.told {
+            told.remove(removed.slot);
+        }
+        Some(removed)
     }
 
     fn take_idle(&mut self, inode: InodeId) -> Option<Opens<Id>> {
         let since = self.by_inode.get(&inode)?.idle_since?;
         self.idle.remove(&since);
-        self.by_inode.remove(&inode)
+        self.remove(inode)
     }
 }
 

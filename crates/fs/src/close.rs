@@ -8,12 +8,13 @@ use super::publish::Publishing;
 use super::{FileSystem, FsError, Invalidation, held_back};
 use crate::core::handle::Served;
 use crate::core::node::{ComingRelease, Node};
+use crate::core::recalled;
 use crate::core::settle::awaits_rename;
 use crate::core::stale::let_go_if_stale;
 use crate::core::state::State;
 use crate::core::waits::Awaited;
 use kvfs_storage::store::disk::Access;
-use kvfs_storage::store::record::Role;
+use kvfs_storage::store::record::{InodeId, Role};
 use kvfs_storage::tier::counters::Tier;
 
 impl FileSystem {
@@ -42,6 +43,9 @@ impl FileSystem {
                 node.release = ComingRelease::Soon;
                 node.is_closed_anew = true;
                 open.flushed = true;
+            }
+            if matches!(open.served, Served::Before(_)) {
+                return if open.writes { Err(FsError::Lost) } else { Ok(()) };
             }
             match (node.pending.clone(), unsettled.get(open.inode)) {
                 (Some(place), Some(object)) => (open.inode, place, *object),
@@ -81,6 +85,12 @@ impl FileSystem {
         if self.core.store.is_read_only() {
             return Ok(());
         }
+        let (synced, writes, served) = self.core.served(handle)?;
+        if writes && matches!(served, Served::Before(_)) {
+            return Err(FsError::Lost);
+        }
+        drop(served);
+        recalled::tell_loss(&self.core, synced)?;
         {
             let mut state = self.core.state_to_change()?;
             let Some(open) = state.handles.get(&handle) else {
@@ -119,6 +129,15 @@ impl FileSystem {
     }
 }
 
+/// fsync of a directory: all changes survive a crash.
+///
+/// # Errors
+/// Changes of it were lost with a daemon that died, and those of a commit.
+pub fn sync_directory(fs: &FileSystem, id: InodeId) -> Result<(), FsError> {
+    recalled::tell_loss(&fs.core, id)?;
+    held_back::make_all_durable(fs)
+}
+
 impl Publishing<'_> {
     /// The last descriptor of a handle is gone.
     pub(super) fn release(&self, handle: u64) -> Result<(), FsError> {
@@ -128,6 +147,10 @@ impl Publishing<'_> {
         };
         let id = closed.inode;
         let was_file = closed.served.is_file();
+        if matches!(closed.served, Served::Before(_)) {
+            // Nobody may know it any more, and a file that it was opened with by another daemon is let go then.
+            self.core.invalidate(Invalidation::Names(id));
+        }
         // The file must be closed before the probe, or the daemon sees itself as a writer.
         drop(closed.served);
         let is_awaited = state.waiting_for_release > 0;

@@ -16,7 +16,7 @@ use super::{FileSystem, FsError, held_back};
 use crate::core::failures::note_failure_of_all;
 use crate::core::orphan::make_room;
 use crate::core::state::{CommitFailure, State};
-use crate::core::{Core, happened};
+use crate::core::{Core, happened, recalled};
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::commit::{is_full, may_pass};
 use kvfs_storage::store::database::Writer;
@@ -226,6 +226,7 @@ fn freeze(fs: &FileSystem) -> Result<Option<(Arc<Layer>, Writer, u64)>, FsError>
     let Some(frozen) = state.metadata.freeze() else {
         return is_concluded(&mut state).map(|()| None);
     };
+    recalled::note_unfinished(&fs.core.store, &mut state);
     let (writer, generation) = (state.metadata.writer(), state.metadata.generation - 1);
     Ok(Some((frozen, writer, generation)))
 }

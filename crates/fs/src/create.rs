@@ -148,6 +148,8 @@ impl FileSystem {
         // A rename proves that such a file is at rest by its release; the round trip is saved.
         let closes_quietly =
             !is_synchronous && matches!(served, Served::Passthrough) && awaits_rename(&state, id);
+        // Who has it open when a daemon dies is to hear of that.
+        let closes_quietly = closes_quietly && !self.core.before.is_kept();
         let handle = state.add_handle(Handle::new(id, writes, served));
         let node = state.nodes.entry(id).or_default();
         node.lookups += 1;
@@ -261,6 +263,7 @@ fn add_file(
         state.metadata.put_inode(Life::Volatile, id, inode);
         state.nodes.entry(id).or_default().pending = Some(Box::new(place.clone()));
         state.pending.entry(place.clone()).or_default().push(id);
+        state.metadata.note_at_risk(place.parent);
         return Ok(());
     }
     let append = inode.file().is_some_and(|file| file.role.is_append_only());

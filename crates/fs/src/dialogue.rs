@@ -107,7 +107,10 @@ fn carry_out(fs: &FileSystem, Turn { request, may_exchange, .. }: &Turn) -> Stri
         Err(_) => Err("the request is not UTF-8".to_owned()),
     };
     match outcome {
-        Ok(()) => DONE.to_owned(),
+        Ok(()) => {
+            fs.upgrades.note_settings();
+            DONE.to_owned()
+        }
         Err(line) => format!("error: {line}\n"),
     }
 }

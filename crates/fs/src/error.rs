@@ -61,6 +61,9 @@ pub enum FsError {
     TooManyOpen,
     /// The handle is not open, or not for this.
     BadHandle,
+    /// A daemon of this mount has died since the file was opened, or since it was made durable last: what was written may
+    /// be gone.
+    Lost,
     /// The store stopped taking changes after a disk error.
     ReadOnly,
     /// The offset is past the end (`SEEK_HOLE`).
@@ -107,9 +110,11 @@ impl FsError {
             FsError::Io(error) | FsError::Store(StoreError::Io(error)) => errno_of_disk(error),
             FsError::Remote(RemoteError::Local(error)) => errno_of_disk(error),
             FsError::Remote(RemoteError::Timeout(_) | RemoteError::Slow(_)) => libc::ETIMEDOUT,
-            FsError::Corrupt | FsError::Unreadable(_) | FsError::Remote(_) | FsError::Store(_) => {
-                libc::EIO
-            }
+            FsError::Corrupt
+            | FsError::Lost
+            | FsError::Unreadable(_)
+            | FsError::Remote(_)
+            | FsError::Store(_) => libc::EIO,
         }
     }
 

@@ -57,17 +57,20 @@ impl FileSystem {
     }
 
     /// The kernel drops `count` references to an inode.
-    pub fn forget(&self, inode: InodeId, count: u64) {
+    pub fn forget(&self, inode: InodeId, count: u64) -> bool {
         if prefixes::is_virtual(inode) {
-            return self.prefixes.numbers().forget(inode, count);
+            self.prefixes.numbers().forget(inode, count);
+            return false;
         }
         let mut state = self.core.state();
+        let known = state.nodes.get(&inode).map_or(0, |node| node.lookups);
         if let Some(node) = state.nodes.get_mut(&inode) {
-            node.lookups = node.lookups.saturating_sub(count);
+            node.lookups = known.saturating_sub(count);
         }
         if let Err(error) = state.drop_node_if_idle(inode) {
             log::error!("forgetting inode {}: {error}", inode.0);
         }
+        count > known
     }
 
     /// What `stat` shows.

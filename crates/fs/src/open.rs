@@ -21,6 +21,7 @@ use crate::core::Core;
 use crate::core::guard::StateGuard;
 use crate::core::handle::{Handle, Served};
 use crate::core::node::Node;
+use crate::core::recalled;
 use crate::core::state::State;
 use crate::core::waits::READ_AT_ONCE_BYTES;
 use kvfs_page::Layer;
@@ -290,6 +291,7 @@ impl<'a> Opening<'a> {
             let bytes = opened.stat()?.length;
             self.core.observer.opened(bytes);
             seen::note_use_of_tiers(self.residency, object, bytes);
+            recalled::note_in_memory(&self.core.store, &mut state, id, object);
             (add_opened(self.core, &mut state, id, Arc::from(opened), true, false), wait)
         };
         if wait && let Err(error) = self.commits.commit() {
@@ -318,7 +320,8 @@ impl<'a> Opening<'a> {
             }
             return self.truncate_in_place(state, id, writes).map(Some);
         }
-        let access = self.core.writer_access();
+        let is_served = recalled::must_serve(self.core, &state, id, false);
+        let access = if is_served { Access::ReadWrite } else { self.core.writer_access() };
         let new = match self.core.spares.take(access) {
             Some(spare) => spare,
             None => self.core.make_file(state.metadata.new_object(), access)?,
@@ -330,6 +333,7 @@ impl<'a> Opening<'a> {
         let node = state.nodes.entry(id).or_default();
         node.replacement = Some(new.object);
         node.verified = None;
+        state.metadata.note_at_risk(id);
         Ok(Some(add_opened(self.core, &mut state, id, new.file, writes, false)))
     }
 
@@ -405,7 +409,8 @@ fn is_away_or_at_rest(core: &Core, object: ObjectId) -> Result<bool, FsError> {
 /// The descriptor that the daemon keeps of a file that somebody may have open: the kernel serves all of its
 /// handles, or none.
 fn access_of(core: &Core, state: &State, id: InodeId, object: ObjectId) -> Access {
-    let is_served = state.nodes.get(&id).is_some_and(Node::is_served);
+    let is_served = state.nodes.get(&id).is_some_and(Node::is_served)
+        || recalled::must_serve(core, state, id, false);
     if is_served || core.store.buffer.holds(object) {
         Access::ReadWrite
     } else {
@@ -417,9 +422,14 @@ fn add_opened(
     core: &Core, state: &mut State, inode: InodeId, file: Arc<dyn DiskFile>, writes: bool,
     is_sealed: bool,
 ) -> Opened {
+    let node = state.nodes.get(&inode);
+    // The bytes of a sealed file are the same in whatever file the kernel has.
+    let has_file =
+        file.descriptor().is_some() || is_sealed && node.is_some_and(|node| node.is_left_open);
     let is_backed = core.is_passthrough()
-        && !state.nodes.get(&inode).is_some_and(Node::is_served)
-        && file.descriptor().is_some();
+        && !node.is_some_and(Node::is_served)
+        && !recalled::must_serve(core, state, inode, is_sealed)
+        && has_file;
     let (served, by) = if is_backed {
         (Served::Passthrough, OpenedBy::Kernel { file })
     } else {
@@ -428,7 +438,9 @@ fn add_opened(
     let handle = state.add_handle(Handle::new(inode, writes, served));
     // Such a page was another version once.
     let is_lossy = || state.metadata.attribute(inode, LOSSY).ok().flatten().is_some();
-    let caching = if is_sealed && is_lossy() { Caching::Anew } else { Caching::Kept };
+    let is_doubtful = state.nodes.get(&inode).is_some_and(|node| node.has_refused_writes);
+    let is_another = is_doubtful || is_sealed && is_lossy();
+    let caching = if is_another { Caching::Anew } else { Caching::Kept };
     Opened { handle, by, is_sealed, caching, closes_quietly: !writes }
 }
 
@@ -437,7 +449,7 @@ fn add_opened(
 fn is_outdated(state: &State, id: InodeId, opened: &Arc<dyn DiskFile>) -> bool {
     let is_passed_through =
         |handle: &Handle| handle.inode == id && matches!(handle.served, Served::Passthrough);
-    let is_open = |node: &Node| node.handles() > 0 && !node.is_served();
+    let is_open = |node: &Node| node.handles() > 0 && !node.is_served() && !node.is_left_open;
     opened.descriptor().is_none()
         && state.nodes.get(&id).is_some_and(is_open)
         && state.handles.values().any(is_passed_through)

@@ -5,6 +5,7 @@ use super::postponed::with_room;
 use super::{FileSystem, FsError};
 use crate::core::Core;
 use crate::core::handle::Served;
+use crate::core::recalled;
 use kvfs_storage::store::commit::is_full;
 use kvfs_storage::store::disk::{Access, Allocation, Seek, seek_without_holes};
 use kvfs_storage::store::record::InodeId;
@@ -44,6 +45,7 @@ impl FileSystem {
             Served::Settings(dialogue) => Ok(dialogue.answer(self, offset, buffer)),
             Served::Batch(batch) => batch.answer(self, offset, buffer),
             Served::Slot(slot) => self.slots().read(&slot, offset, buffer),
+            Served::Before(file) => Ok(file.ok_or(FsError::Lost)?.read_at(buffer, offset)?),
             Served::Draft(_) | Served::SlotDraft(_) => Err(FsError::BadHandle),
         }
     }
@@ -87,6 +89,10 @@ impl FileSystem {
             Served::Text(_) | Served::History(_) | Served::Slot(_) => {
                 return Err(FsError::NotPermitted);
             }
+            Served::Before(_) => {
+                recalled::note_refused_write(&self.core, id);
+                return Err(FsError::Lost);
+            }
             Served::Query(query) => query.ask(bytes, mode.offset)?,
             Served::Settings(dialogue) => dialogue.ask(bytes, mode.offset)?,
             Served::Batch(batch) => batch.ask(bytes)?,
@@ -99,6 +105,9 @@ impl FileSystem {
     /// fallocate(2)
     pub fn allocate(&self, handle: u64, allocation: Allocation) -> Result<(), FsError> {
         let (id, _, served) = self.core.served(handle)?;
+        if matches!(served, Served::Before(_)) {
+            return Err(FsError::Lost);
+        }
         if !matches!(served, Served::File(_) | Served::Passthrough) {
             return Err(FsError::Unsupported);
         }
@@ -122,6 +131,7 @@ impl FileSystem {
             | Served::Slot(_)
             | Served::Draft(_)
             | Served::SlotDraft(_) => Err(FsError::Invalid),
+            Served::Before(file) => Ok(file.ok_or(FsError::Lost)?.seek(offset, seek)?),
             Served::File(file) | Served::Append(file) => Ok(if has_unseen_writes(&self.core, id) {
                 seek_without_holes(offset, seek, file.stat()?.length)?
             } else {

@@ -223,6 +223,7 @@ impl FileSystem {
         self.tier_status(&mut text);
         self.retention.status(&self.core, &mut text);
         self.scrubs.tell(&self.core, &mut text);
+        self.core.before.tell(&mut text);
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             add_line(&mut text, key, value);
         };

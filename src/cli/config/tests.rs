@@ -53,7 +53,7 @@ fn defaults() {
         "# store = \"/store\"\n# mountpoint = \"/mnt\"\nram = 0\npack = 65536\nssd = \"none\"\nssd_writes = \"none\"\ncold = \"none\"\n\
          offline = false\nverify = \"first\"\n\
          on_corrupt = \"eio\"\ncommit_interval = 1.0\nread_only = false\nallow_other = false\n\
-         nonempty = false\npassthrough = true\nio_uring = true\nthreads = {threads}\noptions = []\n\
+         nonempty = false\npassthrough = true\nio_uring = true\nkeep_mounted = false\nthreads = {threads}\noptions = []\n\
          log_level = \"{}\"\n",
         crate::cli::logging::DEFAULT_FILTER
     );

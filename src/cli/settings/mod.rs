@@ -53,7 +53,7 @@ impl Setting {
 }
 
 /// All settings, in the order in which they are shown.
-pub(crate) static SETTINGS: [Setting; 27] = [
+pub(crate) static SETTINGS: [Setting; 28] = [
     setting(
         "ram", &["KVFS_RAM"], Kind::Size, Some("0"),
         "Memory for pages: new ones are written there first, then to the store.",
@@ -148,6 +148,10 @@ pub(crate) static SETTINGS: [Setting; 27] = [
     setting(
         "io_uring", &["KVFS_IO_URING"], Kind::Switch, Some("yes"),
         "Requests may come through io_uring.",
+    ),
+    setting(
+        "keep_mounted", &["KVFS_KEEP_MOUNTED"], Kind::Switch, Some("no"),
+        "A daemon that dies is replaced, and the mount goes on (Linux 6.16, requests not through io_uring).",
     ),
     setting(
         "threads", &["KVFS_THREADS"], Kind::Count, None,

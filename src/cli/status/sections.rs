@@ -41,6 +41,8 @@ const SECTIONS: [(&str, &[Row]); 8] = [
             ("uptime_seconds", "up for", Kind::Seconds),
             ("passthrough", "passthrough", Kind::Text),
             ("io_uring", "io_uring", Kind::Text),
+            ("kept_mounted", "kept mounted", Kind::Text),
+            ("daemon_deaths", "daemons died", Kind::Count),
             ("metrics_address", "metrics at", Kind::Text),
             ("open_files", "open files", Kind::Count),
             ("inodes_held", "inodes in use", Kind::Count),

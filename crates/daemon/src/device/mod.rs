@@ -4,6 +4,7 @@
 //! a clone ends with it. A request that comes while no other waits is served from where it was read; the others wait in
 //! a [line]. Where the threads that serve them are held up, [others](understudies) do.
 
+mod left;
 mod line;
 mod understudies;
 
@@ -83,6 +84,11 @@ pub(super) fn serve(
     };
     let served = Arc::new(served);
     let threads = from.threads;
+    if served.operations.fs.core.before.has_misled() {
+        let mut buffer = buffer(from.request_bytes_max).map_err(MountError::Thread)?;
+        let (device, gate) = (&from.descriptor, &*from.gate);
+        Taker { device, gate, served: &served, threads }.take_in_left(&mut buffer);
+    }
     let start_one = |number| {
         let (device, gate) = (Arc::clone(&from.descriptor), Arc::clone(&from.gate));
         let served = Arc::clone(&served);

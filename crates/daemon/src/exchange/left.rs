@@ -1,21 +1,59 @@
 //! What another daemon has left, on the side of the one that goes on.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::Sender;
+use nix::errno::Errno;
+use nix::sys::stat::fstat;
 
 use crate::connection::Connection;
 use crate::dispatch::Operations;
+use crate::keeper::Kept;
 use crate::mount::{MountError, MountOptions};
+use crate::notify::Notifier;
 use crate::shared::Shared;
-use kvfs_fs::takeover::{self, Descriptors, Handover, Live};
-use kvfs_fs::{FileSystem, Invalidation};
+use crate::told_backings::{self, Told};
+use kvfs_fs::takeover::{self, Death, Descriptors, Handover, Live, Progress};
+use kvfs_fs::{FileSystem, Invalidation, recalled};
 use kvfs_observe::Observer;
 use kvfs_storage::store::Store;
+use kvfs_storage::store::disk::DiskFile;
+use kvfs_storage::store::metadata::at_risk::Lost;
+use kvfs_storage::store::record::InodeId;
 use kvfs_storage::tier::counters::Counters;
 use kvfs_storage::tier::ram::RamTier;
+
+/// Goes on with the backing files that the kernel has.
+fn recover_backings(shared: &Shared, device: &Arc<OwnedFd>, told: &[Told]) {
+    let core = &shared.fs.core;
+    shared.backings.recover(device, told, |told| {
+        // What is sealed has the same bytes wherever it lies.
+        let is_same = |file: &dyn DiskFile| {
+            let found = file.descriptor().and_then(|file| fstat(file).ok());
+            told.is_sealed || found.is_some_and(|found| (found.st_dev, found.st_ino) == told.file)
+        };
+        recalled::hold_left(core, told.inode, is_same)
+    });
+}
+
+/// Has the kernel forget what was lost, and send again what the daemon before has not answered.
+fn have_requests_sent_again(shared: &Shared, notifier: &Notifier) {
+    let told = |outcome: nix::Result<()>| match outcome {
+        // The mount has ended meanwhile, or the kernel does not know the inode.
+        Ok(()) | Err(Errno::ENODEV | Errno::ENOTCONN | Errno::ENOENT) => {}
+        Err(error) => log::error!("the kernel was not told that a daemon has died: {error}"),
+    };
+    told(notifier.forget_all_names());
+    // Where it may be everything, at least what no path leads through.
+    let lost = shared.fs.core.before.lost_ids();
+    for inode in lost.unwrap_or_else(|| vec![InodeId::ROOT]) {
+        told(notifier.forget_attributes(inode));
+    }
+    told(notifier.resend());
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -29,6 +67,12 @@ impl Left {
     pub(crate) fn new(mut handover: Handover) -> Result<Left, MountError> {
         let descriptors = handover.descriptors.take().ok_or(MountError::Left("descriptors"))?;
         Ok(Left { handover, descriptors, size: (0, 0) })
+    }
+
+    /// The keeper of the mount, if it has one.
+    pub(crate) fn keeper(&self) -> Result<Option<Arc<Kept>>, MountError> {
+        let keeper = self.descriptors.keeper.map(Kept::inherited).transpose();
+        Ok(keeper.map_err(MountError::Mount)?.map(Arc::new))
     }
 
     /// The store, whose lock was never let go.
@@ -55,9 +99,28 @@ impl Left {
     pub(crate) fn open(
         &mut self, store: Store, observer: Arc<Observer>, invalidations: Sender<Invalidation>,
     ) -> Result<FileSystem, MountError> {
+        if let Some(death) = self.handover.death {
+            return Self::open_after(death, store, &observer, invalidations);
+        }
         let live = self.handover.live.take().ok_or(MountError::Left("names and handles"))?;
         self.size = Live::size(&live);
         Ok(takeover::open(store, observer, invalidations, live)?)
+    }
+
+    /// Opens the store as after any death of a daemon, and notes what was lost.
+    fn open_after(
+        death: Death, store: Store, observer: &Arc<Observer>, invalidations: Sender<Invalidation>,
+    ) -> Result<FileSystem, MountError> {
+        let touched = kvfs_os::inherited(death.touched).and_then(Lost::read);
+        let lost = touched.map_err(MountError::Mount)?;
+        let (fs, recovered) = FileSystem::open(store, Arc::clone(observer), invalidations)?;
+        log::info!("opened the store {}: {recovered}", fs.store().path().display());
+        if !lost.is_empty() {
+            observer
+                .failed("a daemon of this mount has died: changes that were not durable are lost");
+        }
+        takeover::begin_after(&fs, death.deaths, lost);
+        Ok(fs)
     }
 
     pub(crate) fn connect(
@@ -65,7 +128,18 @@ impl Left {
     ) -> Result<Connection, MountError> {
         let connection = Connection::take_over(options, shared, operations, &self.descriptors)?;
         let device = connection.source().device;
-        shared.backings.take_over(&device, &self.handover.backings);
+        match self.handover.death {
+            None => {
+                shared.backings.take_over(&device, &self.handover.backings);
+                // Whoever asked for it may be the first who is answered.
+                shared.fs.upgrades.note(Progress::Done(self.handover.exchanges));
+            }
+            Some(death) => {
+                let told = kvfs_os::inherited(death.backings).and_then(told_backings::read);
+                recover_backings(shared, &device, &told.map_err(MountError::Mount)?);
+                have_requests_sent_again(shared, &connection.notifier());
+            }
+        }
         Ok(connection)
     }
 
@@ -76,6 +150,12 @@ impl Left {
 
     /// Says that the mount goes on.
     pub(crate) fn tell(&self) {
+        if let Some(death) = self.handover.death {
+            return log::warn!(
+                "this daemon goes on with the mount after {} that died",
+                death.deaths
+            );
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let waited = now.saturating_sub(Duration::from_nanos(self.handover.since));
         let (inodes, handles) = self.size;

@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -31,16 +31,17 @@ use nix::unistd::alarm;
 
 use super::background;
 use super::connection::Source;
+use super::keeper::Kept;
 use super::mount::{MountError, MountOptions};
 use super::notify::Notifier;
 use super::shared::Shared;
 use candidate::Candidate;
 pub use ending::Ending;
-use kvfs_fs::Transport;
 use kvfs_fs::takeover::{
     Descriptors, Handover, Launch, Live, LiveRings, Progress, Secret, Unable, hand_over, obstacle,
     prepare, slow_changes_down, time_sync, wishes,
 };
+use kvfs_fs::{FileSystem, Transport};
 use kvfs_storage::tier::ram::Frozen;
 use kvfs_storage::tier::remote::seal::KeyRing;
 pub(super) use left::Left;
@@ -70,6 +71,7 @@ struct Exchanger {
     /// Of a sealed remote.
     keys: Option<Arc<KeyRing>>,
     exchanges: u64,
+    keeper: Option<Arc<Kept>>,
     /// What keeps this mount from ever being handed over.
     obstacle: Option<String>,
 }
@@ -77,21 +79,20 @@ struct Exchanger {
 /// Starts what exchanges the daemon when it is asked to, after it has begun to serve (`begins` is closed) and until the mount
 /// ends.
 pub(super) fn start(
-    options: &MountOptions, shared: &Arc<Shared>, source: Source, notifier: Notifier,
-    exchanges: u64, (begins, stopped): (Receiver<()>, &Receiver<()>),
+    options: &MountOptions, shared: &Arc<Shared>, (source, notifier): (Source, Notifier),
+    keeper: Option<&Arc<Kept>>, exchanges: u64, (begins, stopped): (Receiver<()>, &Receiver<()>),
 ) -> Result<(), MountError> {
     let Some(launch) = options.launch.clone() else { return Ok(()) };
     let is_read_only = options.read_only.then(|| "it is mounted read-only".to_owned());
     let obstacle = obstacle(&shared.fs).or(is_read_only);
     let (wanted, requests) = bounded(1);
     shared.fs.upgrades.carry_out_through(wanted);
-    if exchanges > 0 {
-        shared.fs.upgrades.note(Progress::Done(exchanges));
-    }
     let shared = Arc::clone(shared);
     let ending = Arc::clone(&options.ending);
     let keys = options.remote.as_ref().and_then(|remote| remote.keys.clone());
-    let thread = Exchanger { shared, source, notifier, launch, ending, keys, exchanges, obstacle };
+    let keeper = keeper.cloned();
+    let thread =
+        Exchanger { shared, source, notifier, launch, ending, keys, exchanges, keeper, obstacle };
     let stopped = stopped.clone();
     // It is not waited for: an unmount does not wait for a program that does not answer.
     background::start("kvfs-exchange", move || {
@@ -169,15 +170,8 @@ impl Exchanger {
         }
     }
 
-    fn launch_of_now(&self, program: &std::path::Path) -> Result<Launch, String> {
-        let fs = &self.shared.fs;
-        Ok(Launch {
-            program: program.to_owned(),
-            settings: kvfs_fs::settings_changed(fs),
-            configuration: kvfs_fs::configuration(fs),
-            capabilities: kvfs_os::own_capabilities().map_err(|error| error.to_string())?,
-            ..Launch::clone(&self.launch)
-        })
+    fn launch_of_now(&self, program: &Path) -> Result<Launch, String> {
+        launch_of_now(&self.launch, &self.shared.fs, program)
     }
 
     fn attempt(&self, candidate: &Candidate) -> Unable {
@@ -247,6 +241,7 @@ impl Exchanger {
     ) -> std::io::Result<std::convert::Infallible> {
         let device = kvfs_os::to_be_inherited(&self.source.device)?;
         let lock = kvfs_os::to_be_inherited(self.shared.fs.store().lock_descriptor())?;
+        let keeper = self.keeper.as_ref().map(|keeper| keeper.to_be_inherited()).transpose()?;
         let descriptors = Descriptors {
             device: device.as_raw_fd(),
             lock: lock.as_raw_fd(),
@@ -256,6 +251,7 @@ impl Exchanger {
                 Some(Transport::Device(why)) => why.clone(),
                 Some(Transport::Rings(_)) | None => String::new(),
             },
+            keeper: keeper.as_ref().map(AsRawFd::as_raw_fd),
         };
         let launch = self.launch_of_now(&candidate.program).map_err(std::io::Error::other)?;
         // In the order in which whoever evicts a copy takes them: of the file system, of the memory tier, of backing files.
@@ -271,6 +267,7 @@ impl Exchanger {
             keys: self.keys.as_ref().map(|keys| Secret(keys.reveal())),
             exchanges: self.exchanges + 1,
             since: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+            death: None,
         };
         let mut memory = File::from(memfd_create(c"kvfs-live", MFdFlags::MFD_CLOEXEC)?);
         memory.write_all(&left.to_bytes_with(live, ram.as_ref().map(Frozen::live)))?;
@@ -287,6 +284,19 @@ impl Exchanger {
         alarm::cancel();
         Err(error)
     }
+}
+
+/// How the mount would be made now.
+pub(super) fn launch_of_now(
+    launch: &Launch, fs: &FileSystem, program: &Path,
+) -> Result<Launch, String> {
+    Ok(Launch {
+        program: program.to_owned(),
+        settings: kvfs_fs::settings_changed(fs),
+        configuration: kvfs_fs::configuration(fs),
+        capabilities: kvfs_os::own_capabilities().map_err(|error| error.to_string())?,
+        ..launch.clone()
+    })
 }
 
 /// The mount is served: the program that left it need not be feared for any more.

@@ -217,10 +217,11 @@ impl Operations {
         self.later(move |shared| reply.send(shared.sync(handle)));
     }
 
-    pub(crate) fn sync_directory(&self, reply: impl Reply<()>) {
+    pub(crate) fn sync_directory(&self, inode: InodeId, reply: impl Reply<()>) {
         let _held = self.held(Operation::Fsync);
         self.later(move |shared| {
-            reply.send(shared.call(Operation::Fsync, Subject::Mount, kvfs_fs::make_all_durable));
+            let sync = |fs: &FileSystem| kvfs_fs::sync_directory(fs, inode);
+            reply.send(shared.call(Operation::Fsync, Subject::Mount, sync));
         });
     }
 

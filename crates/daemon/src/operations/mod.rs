@@ -37,7 +37,15 @@ impl Operations {
     pub(super) fn forget(&self, inode: InodeId, count: u64) {
         let _held = self.held(Operation::Forget);
         self.backings.let_go(inode);
-        self.fs.forget(inode, count);
+        // The kernel knew it before this daemon, and does not any more.
+        if self.fs.forget(inode, count)
+            && let Some(handle) = self.backings.forget_left(inode)
+        {
+            kvfs_fs::recalled::note_left_closed(&self.fs.core, inode);
+            if let Err(error) = self.fs.release(handle) {
+                log::error!("opens of inode {} that a daemon had left: {error}", inode.0);
+            }
+        }
     }
 
     pub(super) fn make(

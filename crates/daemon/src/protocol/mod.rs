@@ -3,9 +3,10 @@
 //! A request is taken apart by [`request`], which copies out of it what outlives the memory that it came in,
 //! and answered through a [`Ticket`], which knows the way back.
 
+mod again;
 mod answer;
 mod request;
 pub(crate) mod wire;
 
 pub(crate) use answer::{Ticket, Way};
-pub(crate) use request::{Request, answer, forget, take};
+pub(crate) use request::{Call, Request, answer, forget, is_misled, take};

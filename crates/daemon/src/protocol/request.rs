@@ -3,6 +3,7 @@
 use fuser::Errno;
 use zerocopy::FromBytes;
 
+use super::again::{Again, may_be_done};
 use super::answer::{Lines, Ticket, Way};
 use super::wire::{
     BatchForgetIn, CopyFileRangeIn, CreateIn, FallocateIn, ForgetIn, ForgetOne, GetXattrIn,
@@ -13,7 +14,7 @@ use crate::answer::Reply;
 use crate::convert::permissions;
 use crate::dispatch::Operations;
 use crate::operations::{CopyRange, Writing};
-use kvfs_fs::{Caller, Listing, NewNode, NewTime, Place, SetAttributes};
+use kvfs_fs::{Caller, Core, Listing, NewNode, NewTime, Place, SetAttributes, recalled};
 use kvfs_storage::store::disk::Allocation;
 use kvfs_storage::store::record::{InodeId, Time};
 
@@ -110,6 +111,17 @@ pub(crate) enum Call {
 /// Takes out of a request what is needed to answer it; bytes of a write are written from where they are. `None`
 /// if it is not whole.
 pub(crate) fn take(operations: &Operations, request: &Request<'_>) -> Option<Call> {
+    if operations.fs.core.before.deaths() > 0 {
+        recall(operations, request);
+        let core = &operations.fs.core;
+        let leads_there = |inodes: &[InodeId]| recalled::is_misled(core, inodes);
+        if is_misled(core, request, leads_there) || is_made_again(core, request) {
+            return Some(Call::Refuse(Errno::ESTALE));
+        }
+        if is_too_late(core, request) {
+            return Some(Call::Refuse(Errno::EIO));
+        }
+    }
     Some(match request.header.opcode {
         opcode::GETATTR => Call::Attributes,
         opcode::SETATTR => Call::SetAttributes(attributes_to_set(&request.structure()?)),
@@ -150,6 +162,96 @@ pub(crate) fn take(operations: &Operations, request: &Request<'_>) -> Option<Cal
         opcode::IOCTL => Call::Refuse(Operations::NO_COMMANDS),
         _ => return take_named(request),
     })
+}
+
+/// Whether a request that comes by a path is for something that had one of its names only in a tree that is lost; `leads_there`
+/// says that of inodes.
+pub(crate) fn is_misled(
+    core: &Core, request: &Request<'_>, leads_there: impl Fn(&[InodeId]) -> bool,
+) -> bool {
+    if request.header.opcode != opcode::LOOKUP {
+        return acts_on(request).is_some_and(|inodes| leads_there(&inodes));
+    }
+    // Of a name that is absent nothing is given out, and whoever wants to make it is refused then. He is asked anew, but
+    // not if this were refused (`filename_create` in the kernel).
+    leads_there(&[request.inode()]) && is_there(core, request)
+}
+
+/// Whether a file is to be made, or opened if it is there, that the kernel has found absent and that is there again: its
+/// removal was lost. Asked anew, it opens that.
+fn is_made_again(core: &Core, request: &Request<'_>) -> bool {
+    let input = (request.header.opcode == opcode::CREATE).then(|| request.structure::<CreateIn>());
+    let may_exist = |input: CreateIn| input.flags.cast_signed() & libc::O_EXCL == 0;
+    input.flatten().is_some_and(may_exist) && is_there(core, request)
+}
+
+/// Whether somebody must hear that what he has written may be lost: he changes the length of a file through a handle of a
+/// daemon that died, or that one was about to tell him.
+fn is_too_late(core: &Core, request: &Request<'_>) -> bool {
+    match request.header.opcode {
+        opcode::SETATTR => request.structure::<SetAttrIn>().is_some_and(|input| {
+            input.valid & set::HANDLE != 0 && recalled::is_dead_writer(core, input.fh)
+        }),
+        opcode::FSYNC | opcode::FSYNCDIR => {
+            may_be_done(&request.header) && core.before.deaths() > 1
+        }
+        _ => false,
+    }
+}
+
+/// Whether the name of a request is there.
+fn is_there(core: &Core, request: &Request<'_>) -> bool {
+    let name = split_name(request.payload).map(|(name, _)| name.to_vec());
+    name.is_some_and(|name| recalled::has_name(core, &Place { parent: request.inode(), name }))
+}
+
+/// What a request opens or changes, or makes something in, which the kernel has come to by a path. What only tells of something
+/// may tell what was so when it was asked.
+fn acts_on(request: &Request<'_>) -> Option<[InodeId; 2]> {
+    let other = match request.header.opcode {
+        opcode::OPEN
+        | opcode::UNLINK
+        | opcode::RMDIR
+        | opcode::SYMLINK
+        | opcode::MKNOD
+        | opcode::MKDIR
+        | opcode::CREATE
+        | opcode::SETXATTR
+        | opcode::REMOVEXATTR => request.inode(),
+        opcode::SETATTR => {
+            let input: SetAttrIn = request.structure()?;
+            (input.valid & set::HANDLE == 0).then(|| request.inode())?
+        }
+        opcode::RENAME => InodeId(request.structure::<RenameIn>()?.newdir),
+        opcode::RENAME2 => InodeId(request.structure::<Rename2In>()?.newdir),
+        opcode::LINK => InodeId(request.structure::<LinkIn>()?.oldnodeid),
+        _ => return None,
+    };
+    Some([request.inode(), other])
+}
+
+/// Takes up handles of a daemon that has died.
+fn recall(operations: &Operations, request: &Request<'_>) {
+    match request.header.opcode {
+        opcode::READ
+        | opcode::WRITE
+        | opcode::RELEASE
+        | opcode::FLUSH
+        | opcode::FSYNC
+        | opcode::FALLOCATE
+        | opcode::LSEEK => {
+            if let Some(handle) = request.handle() {
+                recalled::recall(&operations.fs.core, handle, request.inode());
+            }
+        }
+        opcode::COPY_FILE_RANGE => {
+            if let Some(input) = request.structure::<CopyFileRangeIn>() {
+                recalled::recall(&operations.fs.core, input.fh_in, request.inode());
+                recalled::recall(&operations.fs.core, input.fh_out, InodeId(input.nodeid_out));
+            }
+        }
+        _ => {}
+    }
 }
 
 /// The same for what has a name.
@@ -232,19 +334,30 @@ pub(crate) fn answer<W: Way>(
     };
     match call {
         Call::Lookup(place) => operations.lookup(place, caller, ticket),
-        Call::Unlink(place) => operations.unlink(place, ticket),
-        Call::RemoveDirectory(place) => operations.remove_directory(place, ticket),
-        Call::Rename(from, to, flags) => operations.rename(from, to, flags, ticket),
+        Call::Unlink(place) => operations.unlink(place, Again::new(header, Errno::ENOENT, ticket)),
+        Call::RemoveDirectory(place) => {
+            operations.remove_directory(place, Again::new(header, Errno::ENOENT, ticket));
+        }
+        Call::Rename(from, to, flags) => {
+            operations.rename(from, to, flags, Again::new(header, Errno::ENOENT, ticket));
+        }
+        Call::Link(place, _) | Call::Make(place, ..)
+            if may_be_done(header) && recalled::has_name(&operations.fs.core, &place) =>
+        {
+            operations.lookup(place, caller, ticket);
+        }
         Call::Link(place, linked) => operations.link(linked, place, ticket),
         Call::Make(place, node, mode) => operations.make(place, node, mode, caller, ticket),
         Call::Create(place, mode, flags) => operations.create(place, mode, caller, flags, ticket),
         Call::SetExtendedAttribute(name, value, flags) => {
+            let ticket = Again::new(header, Errno::EEXIST, ticket);
             operations.set_extended_attribute((inode, caller), name, value, flags, ticket);
         }
         Call::ExtendedAttribute(name, size) => {
             ticket.send(operations.extended_attribute((inode, caller), &name, size));
         }
         Call::RemoveExtendedAttribute(name) => {
+            let ticket = Again::new(header, Errno::ENODATA, ticket);
             ticket.send(operations.remove_extended_attribute((inode, caller), &name));
         }
         Call::ListExtendedAttributes(size) => {
@@ -266,7 +379,7 @@ pub(crate) fn answer<W: Way>(
         Call::Release(handle) => operations.release(inode, handle, ticket),
         Call::Flush(handle) => operations.flush(handle, ticket),
         Call::Sync(handle) => operations.sync_file(handle, ticket),
-        Call::SyncDirectory => operations.sync_directory(ticket),
+        Call::SyncDirectory => operations.sync_directory(inode, ticket),
         Call::Allocate(handle, allocation) => operations.allocate(handle, allocation, ticket),
         Call::Seek(input) => {
             let (offset, whence) = (input.offset.cast_signed(), input.whence.cast_signed());

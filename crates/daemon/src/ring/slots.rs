@@ -20,7 +20,7 @@ const ADDRESSES: [usize; 2] = [0x1000_0000_0000, 0x20_0000_0000];
 const MOUNTS_MAX: usize = 64;
 
 // The next program goes on with slots as they are: where they have another size, it must refuse this format.
-const _: () = assert!(FORMAT == 3 && SLOT_BYTES == 4096 + (1 << 20));
+const _: () = assert!(FORMAT == 4 && SLOT_BYTES == 4096 + (1 << 20));
 
 /// Set in the numbers of requests that the kernel is asked for: its own never come so far.
 const RETRIEVED: u64 = 1 << 62;

@@ -58,6 +58,9 @@ pub(crate) enum Served {
     Slot(Arc<OpenSlot>),
     /// The daemon, which makes a sequence at close of what was written.
     SlotDraft(Arc<SlotDraft>),
+    /// Nobody any more of what was open for writing when another daemon died; this daemon what was open for reading, from
+    /// the file that has its bytes, if any is left.
+    Before(Option<Arc<dyn DiskFile>>),
 }
 
 impl Served {

@@ -15,6 +15,7 @@ pub(crate) mod node;
 pub(crate) mod orphan;
 pub(crate) mod pack;
 pub(crate) mod persist;
+pub mod recalled;
 pub(crate) mod refuse;
 pub(crate) mod releases;
 pub(crate) mod rights;
@@ -35,6 +36,7 @@ use parking_lot::Condvar;
 
 use self::failures::Failures;
 use self::guard::{StateGuard, StateLock};
+use self::recalled::Before;
 use self::releases::Releases;
 use self::spare::Spares;
 use self::state::State;
@@ -73,6 +75,8 @@ pub struct Core {
     pub(crate) io_mode: OnceLock<IoMode>,
     pub(crate) invalidations: crossbeam_channel::Sender<Invalidation>,
     pub(crate) ask_anew: OnceLock<AskAnew>,
+    /// What is known of the daemons before this one.
+    pub before: Before,
     /// Makes the kernel forget a backing file that it keeps for the next open.
     pub(crate) let_go: OnceLock<LetGo>,
 }
@@ -98,6 +102,7 @@ impl Core {
             io_mode: OnceLock::new(),
             invalidations,
             ask_anew: OnceLock::new(),
+            before: Before::default(),
             let_go: OnceLock::new(),
         }
     }

@@ -32,6 +32,7 @@ pub(crate) struct Wanted {
 
 /// An inode that the kernel or an open handle holds.
 #[derive(Debug, Default, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is known by itself")]
 pub(crate) struct Node {
     /// References that the kernel holds (lookup count).
     pub(crate) lookups: u64,
@@ -73,6 +74,11 @@ pub(crate) struct Node {
     /// Of a directory: the file in it that came to rest last was small enough for a pack. Most likely the next one
     /// will be, too.
     pub(crate) has_small_files: bool,
+    /// The kernel has opens of it from a daemon that died, and a backing file for them: it takes no other, and none that the
+    /// daemon serves beside them.
+    pub(crate) is_left_open: bool,
+    /// Writes of a handle from before the daemon were refused, which the kernel may have kept in its cache.
+    pub(crate) has_refused_writes: bool,
     /// Serialises appends.
     #[serde(skip)]
     pub(crate) append: Option<Arc<Mutex<()>>>,

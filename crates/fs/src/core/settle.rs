@@ -6,6 +6,7 @@ use crate::FsError;
 use crate::core::Core;
 use crate::core::guard::StateGuard;
 use crate::core::node::{ComingRelease, Node};
+use crate::core::recalled;
 use crate::core::state::State;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::disk::{Access, FileStat};
@@ -139,6 +140,7 @@ impl Core {
         let mut inode = state.inode(id)?;
         let modified = state.unsettled.modified(object, stat.mtime);
         state.unsettled.remove(id);
+        recalled::note_in_memory(&self.store, state, id, object);
         if let Some(node) = state.nodes.get_mut(&id) {
             node.is_closed_anew = false;
         }

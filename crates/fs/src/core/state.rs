@@ -12,6 +12,7 @@ use crate::attributes::{Attributes, Place};
 use crate::core::handle::Handle;
 use crate::core::node::Node;
 use crate::core::orphan;
+use crate::core::recalled::{has_predecessors, number_of};
 use crate::core::unsettled::Unsettled;
 use crate::extended::{LOSSY, PIN};
 use crate::health::Refusal;
@@ -101,7 +102,7 @@ impl State {
 
     /// One inode, which must exist.
     pub(crate) fn inode(&self, id: InodeId) -> Result<Inode, FsError> {
-        self.metadata.inode(id)?.ok_or(FsError::NotFound)
+        self.metadata.inode(id)?.ok_or_else(|| why_absent(self, id))
     }
 
     /// A directory and its class. One that the daemon has removed while the kernel knew it under a name is
@@ -185,6 +186,14 @@ impl State {
 
     /// Opens a handle.
     pub(crate) fn add_handle(&mut self, handle: Handle) -> u64 {
+        let number = number_of(self.next_handle, handle.writes);
+        self.next_handle += 1;
+        self.put_handle(number, handle);
+        number
+    }
+
+    /// Opens a handle that has this number.
+    pub(crate) fn put_handle(&mut self, number: u64, handle: Handle) {
         let node = self.nodes.entry(handle.inode).or_default();
         node.served += u32::from(handle.served.is_file());
         if handle.writes {
@@ -192,10 +201,7 @@ impl State {
         } else {
             node.readers += 1;
         }
-        let number = self.next_handle;
-        self.next_handle += 1;
         self.handles.insert(number, handle);
-        number
     }
 
     /// Makes a first-time file part of the next commit, written out or not.
@@ -451,6 +457,13 @@ impl State {
         parts.reverse();
         parts.join("/")
     }
+}
+
+/// Why the kernel asks for an inode that is not there: it may have been lost with a daemon that died, and then there may be
+/// another one at its path.
+fn why_absent(state: &State, id: InodeId) -> FsError {
+    let may_be_lost = has_predecessors(state.next_handle) && state.metadata.is_older(id);
+    if may_be_lost { FsError::Stale } else { FsError::NotFound }
 }
 
 /// A name for a message: whatever it contains, the message stays one line.

@@ -14,13 +14,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Descriptors, Launch, Live, LiveBacking};
+use super::{Death, Descriptors, Launch, Live, LiveBacking};
 use kvfs_storage::store::database::{decode, encode};
 use kvfs_storage::store::record::{InodeId, ObjectId};
 use kvfs_storage::tier::ram::LiveRam;
 
 /// The version that this program writes and reads.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 const MAGIC: &[u8; 8] = b"KVFSLIVE";
 const HEADER_BYTES: usize = 32;
@@ -46,6 +46,8 @@ pub struct Handover {
     pub exchanges: u64,
     /// When requests began to wait, in nanoseconds since 1970.
     pub since: u64,
+    /// The daemon has died: what is live is what the store has, and what is told there.
+    pub death: Option<Death>,
 }
 
 /// What is told to nobody but the next daemon.
@@ -84,6 +86,11 @@ impl std::fmt::Display for FormatError {
 impl std::error::Error for FormatError {}
 
 impl Handover {
+    /// Whether the mount has a keeper.
+    pub fn is_kept(&self) -> bool {
+        self.descriptors.as_ref().is_some_and(|descriptors| descriptors.keeper.is_some())
+    }
+
     /// The bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.to_bytes_of(self.live.as_ref(), self.ram.as_ref())
@@ -96,7 +103,9 @@ impl Handover {
 
     fn to_bytes_of(&self, live: Option<&Live>, ram: Option<&LiveRam>) -> Vec<u8> {
         // As the fields stand in the structure, which holds what it is made of.
-        let Handover { launch, descriptors, backings, wishes, keys, exchanges, since, .. } = self;
+        let Handover {
+            launch, descriptors, backings, wishes, keys, exchanges, since, death, ..
+        } = self;
         with_header(&encode(&(
             launch,
             descriptors,
@@ -107,6 +116,7 @@ impl Handover {
             keys,
             exchanges,
             since,
+            death,
         )))
     }
 

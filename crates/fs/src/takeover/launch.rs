@@ -40,6 +40,19 @@ pub struct Descriptors {
     pub rings: Option<LiveRings>,
     /// Why they come from the device otherwise.
     pub no_rings: String,
+    /// The connection to the keeper, if the mount has one.
+    pub keeper: Option<i32>,
+}
+
+/// What a daemon has told in memory that outlived it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Death {
+    /// Daemons of the mount that have died, this one included.
+    pub deaths: u64,
+    /// The descriptor of what was not durable.
+    pub touched: i32,
+    /// That of the backing files that the kernel had.
+    pub backings: i32,
 }
 
 /// Slots of rings. The kernel knows where each lies, so there they must lie again before one is given back to it.
@@ -77,4 +90,17 @@ pub struct LiveBacking {
     pub is_sealed: bool,
     /// When the last open ended, counted in closes.
     pub idle_since: Option<u64>,
+    /// The file itself: its device, and its number there.
+    pub file: (u64, u64),
+    /// What stands for opens that a daemon has left which died.
+    pub left: Option<LeftOpen>,
+}
+
+/// Opens of which nothing is known but that there were some. They last until the kernel forgets the inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LeftOpen {
+    /// This handle stands for them.
+    Held(u64),
+    /// The file is none that the inode has: it cannot be opened as long as they last.
+    Lost,
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 pub use format::{FORMAT, FormatError, Handover, Secret};
-pub use launch::{Descriptors, Launch, LiveBacking, LiveRings, LiveSlot};
+pub use launch::{Death, Descriptors, Launch, LeftOpen, LiveBacking, LiveRings, LiveSlot};
 pub use upgrades::{Progress, Upgrades};
 
 use crate::attributes::Place;
@@ -25,6 +25,7 @@ use crate::backlog::KeptLow;
 use crate::core::handle::{Handle, Served};
 use crate::core::happened;
 use crate::core::node::Node;
+use crate::core::recalled;
 use crate::core::spare;
 use crate::core::state::State;
 use crate::core::unsettled::Unsettled;
@@ -39,6 +40,7 @@ use crate::{FileSystem, FsError, Invalidation, IoMode, Tiers, assemble, held_bac
 use kvfs_observe::Observer;
 use kvfs_storage::store::disk::{Access, DiskFile, is_of_file};
 use kvfs_storage::store::metadata::Metadata;
+use kvfs_storage::store::metadata::at_risk::Lost;
 use kvfs_storage::store::metadata::live::{self, Unwritten};
 use kvfs_storage::store::packs::end_quietly;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
@@ -46,6 +48,9 @@ use kvfs_storage::store::{Store, StoreError};
 
 /// The file through which an exchange is asked for: the kernel knows it while one is under way.
 pub const ASKED_THROUGH: InodeId = views::SETTINGS;
+
+/// In numbers of virtual inodes: how many daemons of the mount had died.
+const VIRTUAL_NUMBERS_SHIFT: u32 = 44;
 
 /// What only the memory of a daemon has.
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,6 +72,8 @@ pub struct Live {
     blocks: LiveBlocks,
     /// No mount before has left files without a record.
     is_swept: bool,
+    /// What daemons have lost that died, and nobody was told of; `None` if it may be everything.
+    lost: Option<Vec<InodeId>>,
 }
 
 /// Who moves the bytes of files.
@@ -97,6 +104,7 @@ enum LiveServed {
     Text(Vec<u8>),
     Settings(Turn),
     History(SoFar),
+    Before(Option<ObjectId>),
 }
 
 /// Why a mount cannot be handed over.
@@ -176,6 +184,13 @@ pub fn go_on_moving(fs: &FileSystem, wishes: Vec<(InodeId, ObjectId)>) -> Result
     Ok(())
 }
 
+/// Begins after so many daemons of the mount have died, the last of which has lost this. To be called before the mount answers.
+pub fn begin_after(fs: &FileSystem, deaths: u64, lost: Lost) {
+    recalled::begin_after(&fs.core, deaths, lost);
+    // None of them has given so many.
+    fs.prefixes.numbers().begin_behind(deaths << VIRTUAL_NUMBERS_SHIFT);
+}
+
 /// How long the store's disk takes to make a new file durable, as busy as it is.
 ///
 /// # Errors
@@ -246,6 +261,7 @@ pub fn hand_over<T>(fs: &FileSystem, go: impl FnOnce(&Live) -> T) -> Result<T, U
         serving,
         blocks,
         is_swept: fs.left_by_crash.is_swept() && fs.tiers.is_none(),
+        lost: fs.core.before.lost_ids(),
         nodes: BTreeMap::new(),
     };
     let mut lent = Lent { nodes: &mut state.nodes, live };
@@ -281,6 +297,9 @@ fn check(fs: &FileSystem, state: &State) -> Result<(), Unable> {
     }
     if let Some(what) = at_work(fs) {
         return Err(Unable::AsItIs(format!("{what}: wait until it is over")));
+    }
+    if fs.core.before.misleads() {
+        return Err(Unable::Yet("another daemon has died a moment ago".to_owned()));
     }
     // Whoever waits to tell the kernel what to forget ends with this daemon.
     if !fs.core.invalidations.is_empty() {
@@ -344,6 +363,7 @@ fn live_served(fs: &FileSystem, state: &State, handle: &Handle) -> Result<LiveSe
             let busy = || Unable::Yet("events are being read".to_owned());
             LiveServed::History(history.so_far().ok_or_else(busy)?)
         }
+        Served::Before(file) => LiveServed::Before(file.is_some().then(object).transpose()?),
         Served::Query(_) | Served::Batch(_) => return Err(is_open("a question is open")),
         Served::Draft(_) => return Err(is_open("a block is being registered")),
         Served::Slot(_) | Served::SlotDraft(_) => return Err(is_open("a file in slots/ is open")),
@@ -385,6 +405,7 @@ pub fn open(
     state.known_damage = live.known_damage.into_iter().collect();
     let left_by_crash = LeftByCrash::of_mount_before(live.is_swept);
     let fs = assemble(store, state, (observer, invalidations), left_by_crash);
+    fs.core.before.go_on(live.next_handle, Lost::new(live.lost));
     fs.retention.begin(believed);
     fs.prefixes.numbers().begin_behind(live.last_virtual);
     fs.blocks.go_on(live.blocks);
@@ -408,6 +429,7 @@ fn open_again(store: &Store, handle: LiveHandle) -> Result<Handle, StoreError> {
         LiveServed::Text(text) => Served::Text(Arc::from(text)),
         LiveServed::Settings(turn) => Served::Settings(Arc::new(Dialogue::from(turn))),
         LiveServed::History(read) => Served::History(Arc::new(History::from(read))),
+        LiveServed::Before(object) => Served::Before(object.map(file).transpose()?),
     };
     let LiveHandle { inode, writes, flushed, executes, .. } = handle;
     Ok(Handle { inode, writes, flushed, executes, served })

@@ -35,12 +35,24 @@ pub enum Progress {
 pub struct Upgrades {
     progress: Mutex<Progress>,
     wanted: OnceLock<Sender<Option<PathBuf>>>,
+    settings: OnceLock<Sender<()>>,
 }
 
 impl Upgrades {
     /// Who carries exchanges out is told of each.
     pub fn carry_out_through(&self, wanted: Sender<Option<PathBuf>>) {
         let _ = self.wanted.set(wanted);
+    }
+
+    /// Who tells others how the mount is made hears of each change of its settings.
+    pub fn on_settings(&self, changed: Sender<()>) {
+        let _ = self.settings.set(changed);
+    }
+
+    /// A setting was changed.
+    pub(crate) fn note_settings(&self) {
+        // Who has not heard of the last one yet will see both.
+        self.settings.get().into_iter().for_each(|changed| _ = changed.try_send(()));
     }
 
     /// Notes how far one has come.

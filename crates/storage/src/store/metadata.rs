@@ -12,6 +12,7 @@
 //! files but never a name without its bytes. One mutex of the caller guards all of it; nothing
 //! here waits for the disk except [`Writer::write`], which runs outside of that mutex.
 
+pub mod at_risk;
 mod attributes;
 mod clock;
 pub mod discarded;
@@ -47,6 +48,7 @@ use super::record::{
     Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, OnlyRemote, Totals,
 };
 use crate::page::names;
+use at_risk::Touched;
 use discarded::Discarded;
 pub use opening::Integrity;
 use opening::Opened;
@@ -105,6 +107,7 @@ pub struct Metadata {
     pub names_changed: u64,
     /// Who relies on names of some directories.
     pub watches: Watches,
+    touched: Touched,
 }
 
 /// What the disk has of the database.
@@ -153,6 +156,7 @@ impl Metadata {
             generation: 1,
             names_changed: 1,
             watches: Watches::default(),
+            touched: Touched::default(),
         })
     }
 
@@ -213,6 +217,10 @@ impl Metadata {
     fn note_change(&mut self, life: Life, key: &[u8]) {
         let is_told = life == Life::Durable && matches!(key.first(), Some(b'E' | b'I' | b'X'));
         self.names_changed += u64::from(is_told);
+        // Of an inode it depends on what is changed.
+        if let Some(id) = keys::number(key).filter(|_| is_told && key[0] != b'I') {
+            self.touched.note(id);
+        }
     }
 
     fn remove(&mut self, life: Life, key: Vec<u8>) {
@@ -243,6 +251,7 @@ impl Metadata {
 
     /// Stores an inode.
     pub fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
+        self.note_inode(life, inode, Some(record));
         self.put(life, keys::inode(inode), record);
         if let Some(file) = record.file().filter(|_| self.has_tiers) {
             let is_kept = life == Life::Durable || self.held_back.contains(inode);
@@ -276,6 +285,7 @@ impl Metadata {
         if life == Life::Durable && self.get::<()>(&keys::unsettled(inode))?.is_some() {
             self.remove(life, keys::unsettled(inode));
         }
+        self.note_inode(life, inode, None);
         self.remove(life, keys::inode(inode));
         self.positions.remove(&inode);
         Ok(())
@@ -304,6 +314,7 @@ impl Metadata {
         }
         self.note_tokens(parent, name);
         self.note_positions(parent, name, entry.inode);
+        self.touched.note_name(entry.inode.0);
         self.put(life, keys::entry(parent, name), &entry);
     }
 
@@ -405,22 +416,6 @@ impl Metadata {
         }
     }
 
-    /// Changes that wait for a commit, files that are to be removed after it included.
-    pub fn uncommitted(&self) -> usize {
-        self.active.changes() + self.active.removals.len()
-    }
-
-    /// Bytes of keys and values of these changes.
-    pub fn uncommitted_bytes(&self) -> usize {
-        self.active.bytes
-    }
-
-    /// Changes that a crash would lose: records, and bytes that they tell of, that no commit has written yet.
-    pub fn not_durable(&self) -> usize {
-        let committing = self.committing.as_ref();
-        self.active.changes() + committing.map_or(0, |layer| layer.changes())
-    }
-
     /// Freezes the active layer, if there is anything in it and none is being written.
     pub fn freeze(&mut self) -> Option<Arc<Layer>> {
         if self.committing.is_some() || self.active.is_empty() {
@@ -434,6 +429,7 @@ impl Metadata {
         let frozen = Arc::new(std::mem::take(&mut self.active));
         self.committing = Some(Arc::clone(&frozen));
         self.discarded.note_freeze(self.next_number);
+        self.touched.note_freeze();
         self.generation += 1;
         Some(frozen)
     }
@@ -455,6 +451,7 @@ impl Metadata {
     pub fn thaw_committed(&mut self) -> Result<(), StoreError> {
         self.base = self.database.begin_read()?.open_table(RECORDS)?;
         self.committing = None;
+        self.touched.note_durable();
         Ok(())
     }
 
@@ -467,6 +464,7 @@ impl Metadata {
         }
         if let Some(layer) = self.committing.take() {
             self.active.absorb_older(Arc::unwrap_or_clone(layer));
+            self.touched.note_failure();
         }
         if self.on_disk == OnDisk::Unknown {
             return;

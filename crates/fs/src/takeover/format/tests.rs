@@ -1,7 +1,7 @@
 use super::*;
 use std::path::PathBuf;
 
-use crate::takeover::{LiveRings, LiveSlot, hand_over};
+use crate::takeover::{LeftOpen, LiveRings, LiveSlot, hand_over};
 use crate::unmounted::{FILES, Unmounted};
 use kvfs_storage::store::record::{InodeId, ObjectId};
 
@@ -16,8 +16,15 @@ fn sample() -> Handover {
         configuration: "verify = \"always\"\n".to_owned(),
         capabilities: 1 << 21,
     };
-    let backing =
-        LiveBacking { inode: InodeId(7), id: 3, count: 2, is_sealed: true, idle_since: Some(9) };
+    let backing = LiveBacking {
+        inode: InodeId(7),
+        id: 3,
+        count: 2,
+        is_sealed: true,
+        idle_since: Some(9),
+        file: (2049, 12),
+        left: Some(LeftOpen::Held(5)),
+    };
     let slots = [(0, true), (1, false)].map(|(queue, is_holding)| LiveSlot { queue, is_holding });
     let rings = LiveRings { memory: 8, address: 1 << 44, slots: slots.to_vec(), retrieved: 9 };
     let descriptors = Descriptors {
@@ -26,6 +33,7 @@ fn sample() -> Handover {
         request_bytes_max: 1 << 20,
         rings: Some(rings),
         no_rings: "turned off by option".to_owned(),
+        keeper: Some(10),
     };
     Handover {
         launch,
@@ -37,6 +45,7 @@ fn sample() -> Handover {
         keys: Some(Secret("key".to_owned())),
         exchanges: 4,
         since: 1_700_000_000,
+        death: Some(Death { deaths: 2, touched: 11, backings: 12 }),
     }
 }
 
@@ -49,7 +58,7 @@ fn what_was_written_is_read() {
     assert_eq!(after.backings, before.backings);
     assert_eq!((&after.keys, &after.wishes), (&before.keys, &before.wishes));
     assert_eq!(format!("{:?}", after.keys), "Some(Secret)", "no log has it");
-    assert_eq!((after.exchanges, after.since), (4, 1_700_000_000));
+    assert_eq!((after.exchanges, after.since, after.death), (4, 1_700_000_000, before.death));
     assert!(after.live.is_none());
 }
 
