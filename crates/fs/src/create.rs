@@ -263,7 +263,7 @@ fn add_file(
         state.metadata.put_inode(Life::Volatile, id, inode);
         state.nodes.entry(id).or_default().pending = Some(Box::new(place.clone()));
         state.pending.entry(place.clone()).or_default().push(id);
-        state.metadata.note_at_risk(place.parent);
+        state.metadata.touched.note_at_risk(place.parent);
         return Ok(());
     }
     let append = inode.file().is_some_and(|file| file.role.is_append_only());

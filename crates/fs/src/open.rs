@@ -333,7 +333,7 @@ impl<'a> Opening<'a> {
         let node = state.nodes.entry(id).or_default();
         node.replacement = Some(new.object);
         node.verified = None;
-        state.metadata.note_at_risk(id);
+        state.metadata.touched.note_at_risk(id);
         Ok(Some(add_opened(self.core, &mut state, id, new.file, writes, false)))
     }
 

@@ -43,7 +43,7 @@ pub(crate) fn has_predecessors(next: u64) -> bool {
 /// So is what somebody writes to a copy in memory.
 pub(crate) fn note_unfinished(store: &Store, state: &mut State) {
     let State { metadata, nodes, unsettled, fresh, pending, .. } = state;
-    if !metadata.tells_of_changes() {
+    if !metadata.touched.is_told() {
         return;
     }
     let made = fresh.values().chain(pending.keys()).map(|place| place.parent);
@@ -54,15 +54,14 @@ pub(crate) fn note_unfinished(store: &Store, state: &mut State) {
     let is_made_anew = |id: &InodeId| nodes.get(id).is_some_and(|node| node.replacement.is_some());
     let is_at_risk = |id: &InodeId| is_made_anew(id) || is_in_memory(id);
     for id in made.chain(unsettled.keys().copied().filter(is_at_risk)) {
-        metadata.note_at_risk(id);
+        metadata.touched.note_at_risk(id);
     }
 }
 
 /// Notes that bytes of a file were changed, or will be, that only memory has.
 pub(crate) fn note_in_memory(store: &Store, state: &mut State, id: InodeId, object: ObjectId) {
-    if state.metadata.tells_of_changes() && store.ram.as_ref().is_some_and(|ram| ram.holds(object))
-    {
-        state.metadata.note_at_risk(id);
+    if state.metadata.touched.is_told() && store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
+        state.metadata.touched.note_at_risk(id);
     }
 }
 
@@ -204,7 +203,7 @@ fn publish_rows(state: &mut State) {
 pub fn tell_of_changes(core: &Core, words: &Arc<SharedWords>) {
     core.before.lost().keep_in(words);
     let mut state = core.state();
-    state.metadata.tell_of_changes(Touched::new(Arc::clone(words)));
+    state.metadata.touched = Touched::new(Arc::clone(words));
     // Of a mount that goes on with another program.
     note_unfinished(&core.store, &mut state);
 }

@@ -107,7 +107,8 @@ pub struct Metadata {
     pub names_changed: u64,
     /// Who relies on names of some directories.
     pub watches: Watches,
-    touched: Touched,
+    /// What a daemon would lose, told to the next one.
+    pub touched: Touched,
 }
 
 /// What the disk has of the database.
@@ -251,7 +252,7 @@ impl Metadata {
 
     /// Stores an inode.
     pub fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
-        self.note_inode(life, inode, Some(record));
+        at_risk::note_inode(self, life, inode, Some(record));
         self.put(life, keys::inode(inode), record);
         if let Some(file) = record.file().filter(|_| self.has_tiers) {
             let is_kept = life == Life::Durable || self.held_back.contains(inode);
@@ -285,7 +286,7 @@ impl Metadata {
         if life == Life::Durable && self.get::<()>(&keys::unsettled(inode))?.is_some() {
             self.remove(life, keys::unsettled(inode));
         }
-        self.note_inode(life, inode, None);
+        at_risk::note_inode(self, life, inode, None);
         self.remove(life, keys::inode(inode));
         self.positions.remove(&inode);
         Ok(())

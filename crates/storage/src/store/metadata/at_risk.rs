@@ -40,39 +40,24 @@ impl Metadata {
         self.active.changes() + committing.map_or(0, |layer| layer.changes())
     }
 
-    /// Changes of a file or directory will be lost with the daemon, and no commit has them yet.
-    pub fn note_at_risk(&mut self, id: InodeId) {
-        self.touched.note(id.0);
-    }
-
-    /// Whether somebody wants to know what is at risk.
-    pub fn tells_of_changes(&self) -> bool {
-        self.touched.words.is_some()
-    }
-
     /// Whether an inode or object was there before this mount: each has numbers of its own.
     pub fn is_older(&self, id: InodeId) -> bool {
         id.0 >> 32 < self.next_number >> 32
     }
+}
 
-    /// An inode is about to be changed, or removed. What users see of it counts, and not what the daemon notes of it.
-    pub(super) fn note_inode(&mut self, life: Life, id: InodeId, new: Option<&Inode>) {
-        if life == Life::Volatile || self.touched.words.is_none() {
-            return;
-        }
-        let old = self.inode(id).ok().flatten();
-        let looks_the_same = match (old, new) {
-            (Some(old), Some(new)) => looks_the_same(old, new.clone()),
-            _ => false,
-        };
-        if !looks_the_same {
-            self.touched.note(id.0);
-        }
+/// An inode is about to be changed, or removed. What users see of it counts, and not what the daemon notes of it.
+pub(super) fn note_inode(metadata: &mut Metadata, life: Life, id: InodeId, new: Option<&Inode>) {
+    if life == Life::Volatile || !metadata.touched.is_told() {
+        return;
     }
-
-    /// From now on `touched` knows what of the changes is not durable.
-    pub fn tell_of_changes(&mut self, touched: Touched) {
-        self.touched = touched;
+    let old = metadata.inode(id).ok().flatten();
+    let looks_the_same = match (old, new) {
+        (Some(old), Some(new)) => looks_the_same(old, new.clone()),
+        _ => false,
+    };
+    if !looks_the_same {
+        metadata.touched.note(id.0);
     }
 }
 
@@ -117,6 +102,16 @@ impl Touched {
     /// Tells it there.
     pub fn new(words: Arc<SharedWords>) -> Touched {
         Touched { words: Some(words), ..Touched::default() }
+    }
+
+    /// Whether somebody wants to know.
+    pub fn is_told(&self) -> bool {
+        self.words.is_some()
+    }
+
+    /// Changes of a file or directory will be lost with the daemon, and no commit has them yet.
+    pub fn note_at_risk(&mut self, id: InodeId) {
+        self.note(id.0);
     }
 
     /// A file or directory was changed.
