@@ -34,8 +34,9 @@ done
 mkdir -p -- "$to"
 to=$(cd -- "$to" && pwd)
 if [ -z "${BINARY:-}" ]; then
-    # A newcomer's build has no line tables; whoever looks into a crash of an installed program wants them.
-    export CARGO_PROFILE_RELEASE_DEBUG=line-tables-only
+    # A newcomer's build has no line tables; whoever looks into a crash of an installed program wants them. Nor has it the minutes
+    # that take a sixth off the program.
+    export CARGO_PROFILE_RELEASE_DEBUG=line-tables-only CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1
     (cd -- "$here" && cargo build --release --locked --package kvfs --bin kvfs &&
         mount-scripts/build-c-library.sh --release) >&2
     BINARY=$built/release/kvfs

@@ -10,8 +10,8 @@
 #                                         notice everything, in hours
 #   tests/mutants.sh --known              runs nothing: whether each line of tests/mutants.known names a mutant
 #
-# With `--sample N --seed S` some N of them, the same for the same seed (`--own`: of one group of files). With
-# `--seconds T` until the time is over, with the build; that is no failure, and what was tried is told.
+# With `--sample N --seed S` some N of them, the same for the same seed, in the same order (`--own`: of one group of
+# files). With `--seconds T` until the time is over, with the build; that is no failure, and what was tried is told.
 #
 # Works on a copy below target/, with the dependencies that are built already. docs/reliability.md has what came out.
 set -euo pipefail
@@ -150,11 +150,10 @@ try() {
     # The first test that fails has noticed.
     cargo nextest --version >/dev/null 2>&1 && tool=(--test-tool nextest --cargo-test-arg=--fail-fast)
     if [ -n "$sample" ]; then
-        # One share of all, evenly spread, in an order of chance: where the time does not suffice for all of it, the
-        # same ones would be left out each time.
+        # One share of all, evenly spread.
         total=$(cargo mutants --workspace --list "$@" | wc -l)
         shares=$((total / sample > 0 ? total / sample : 1))
-        chosen=(--shuffle --sharding round-robin --shard "$((seed * 7919 % shares))/$shares")
+        chosen=(--sharding round-robin --shard "$((seed * 7919 % shares))/$shares")
     fi
     # A mutant whose tests take a minute never ends, which is noticed as well.
     timeout --signal=INT "$((until - SECONDS))" cargo mutants --workspace --in-place --baseline skip --timeout 60 \

@@ -22,6 +22,7 @@ pub(crate) mod s3_server;
 pub(crate) mod s3_stub;
 pub(crate) mod skips;
 pub(crate) mod sys;
+pub(crate) mod tls;
 
 pub(crate) use model::{Model, fill};
 pub(crate) use mount::{Mode, Mount};

@@ -4,6 +4,7 @@
 //! | variable | |
 //! |---|---|
 //! | `KVFS_EXCHANGES` | exchanges under load (10; a night takes 1,000) |
+//! | `KVFS_TOLD_ROUNDS`, `KVFS_TOLD_SEED` | random work before a death (10 rounds), the first round's seed (1) |
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "how much was tested")]
@@ -25,6 +26,7 @@ mod refused;
 mod relied;
 mod signals;
 mod steps;
+mod told;
 
 use std::path::Path;
 use std::process::{Command, Output};

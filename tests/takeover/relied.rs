@@ -9,7 +9,7 @@ use crate::common::model::Model;
 use crate::common::sys::{
     assert_errno, close, open, rename, setxattr, sync_directory, write, write_and_close,
 };
-use crate::common::{Mode, eventually, forks};
+use crate::common::{Mode, Mount, eventually, forks};
 use crate::deaths::{die, kept};
 use crate::steps::check_store;
 use crate::{any_mode, upgrade};
@@ -29,15 +29,21 @@ fn fsync_of_what_is_lost_itself_fails() {
     }
 }
 
+/// A mount in which `file` is durable, and is being made anew by who has it open.
+fn made_anew(mode: Mode, durable: &[u8], new: &[u8]) -> (Mount, File) {
+    let mount = kept(mode, &[]);
+    write_and_close(mount.files("file"), durable).unwrap();
+    sync_directory(mount.path()).unwrap();
+    let writing = open(mount.files("file"), libc::O_WRONLY | libc::O_TRUNC).unwrap();
+    write(&writing, new).unwrap();
+    (mount, writing)
+}
+
 /// A writer that knows nothing of the death does not cut the version that is durable.
 #[test]
 fn a_dead_writer_changes_nothing() {
     crate::require!(fuse);
-    let mount = kept(any_mode(), &[]);
-    write_and_close(mount.files("file"), b"durable").unwrap();
-    sync_directory(mount.path()).unwrap();
-    let writing = open(mount.files("file"), libc::O_WRONLY | libc::O_TRUNC).unwrap();
-    write(&writing, b"new").unwrap();
+    let (mount, writing) = made_anew(any_mode(), b"durable", b"new");
     die(&mount);
     assert_errno(writing.set_len(1), libc::EIO);
     assert_errno(close(writing), libc::EIO);
@@ -107,6 +113,27 @@ fn a_file_can_be_written_beside_a_reader_from_before_where_the_daemon_reads() {
     a_file_can_be_written_beside_a_reader_from_before(Mode::Served);
 }
 
+/// The directory has the time of the name from a commit, and the name from none.
+#[test]
+fn a_listing_shows_nothing_that_is_lost() {
+    crate::require!(fuse);
+    let mount = kept(any_mode(), &[]);
+    let listed = || {
+        // The kernel asks for the time of the last change, and keeps the listing with it.
+        mount.files("").metadata().unwrap();
+        std::fs::read_dir(mount.files("")).unwrap().count()
+    };
+    let writing = File::create(mount.files("lost")).unwrap();
+    sync_directory(mount.path()).unwrap();
+    // So the kernel keeps what it knows of it.
+    let _directory = File::open(mount.files("")).unwrap();
+    close(writing).unwrap();
+    assert_eq!(listed(), 1);
+    die(&mount);
+    assert_eq!(listed(), 0);
+    assert_errno(open(mount.files("lost"), libc::O_RDONLY), libc::ENOENT);
+}
+
 /// Bytes that only memory has go with the daemon.
 #[test]
 fn what_was_written_to_a_copy_in_memory_is_told() {
@@ -133,11 +160,7 @@ fn what_was_written_to_a_copy_in_memory_is_told() {
 #[test]
 fn what_was_just_closed_is_told_though_the_daemon_was_exchanged_between() {
     crate::require!(fuse);
-    let mount = kept(any_mode(), &[]);
-    write_and_close(mount.files("file"), b"durable").unwrap();
-    sync_directory(mount.path()).unwrap();
-    let writing = open(mount.files("file"), libc::O_WRONLY | libc::O_TRUNC).unwrap();
-    write(&writing, b"new").unwrap();
+    let (mount, writing) = made_anew(any_mode(), b"durable", b"new");
     upgrade(&mount);
     die(&mount);
     assert_errno(close(writing), libc::EIO);
@@ -167,11 +190,7 @@ fn rows_that_were_appended_are_there_and_synced_by_the_next_daemon() {
 #[test]
 fn a_file_is_free_when_its_last_reader_from_before_has_gone() {
     crate::require!(fuse, root);
-    let mount = kept(Mode::Passthrough, &[]);
-    write_and_close(mount.files("file"), &vec![1; 200_000]).unwrap();
-    sync_directory(mount.path()).unwrap();
-    let writing = open(mount.files("file"), libc::O_WRONLY | libc::O_TRUNC).unwrap();
-    write(&writing, &vec![2; 200_000]).unwrap();
+    let (mount, writing) = made_anew(Mode::Passthrough, &vec![1; 200_000], &vec![2; 200_000]);
     die(&mount);
     let _ = close(writing);
     eventually("the file to be there again", || {

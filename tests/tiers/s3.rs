@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::common::s3_server::{SECRET, SETTLED_WITHIN, Server};
 use crate::common::sys::{assert_errno, open, setxattr, write_and_close};
+use crate::common::tls::TlsServer;
 use crate::common::{Mode, Mount, eventually, fill, within};
 use crate::faults::files_below;
 use crate::place::{BUDGET, BUDGET_BYTES, FILE_BYTES, assert_same, tier};
@@ -93,4 +94,32 @@ fn wrong_credentials_are_told_and_files_stay() {
     assert_same(&files);
     assert_eq!(mount.status("remote_objects"), "0");
     assert!(!mount.log().contains("wrong"), "secrets are not logged");
+}
+
+/// As object stores are reached anywhere but on loopback. A server whose certificate nobody knows is not talked to.
+#[test]
+fn an_object_store_is_reached_over_tls() {
+    crate::require!(fuse, root, s3);
+    let server = Server::start();
+    let in_front = TlsServer::start(server.address);
+    let mut environment = server.environment(SECRET);
+    environment.retain(|(name, _)| name != "AWS_ALLOW_HTTP" && name != "AWS_ENDPOINT_URL");
+    environment.push(("AWS_ENDPOINT_URL".into(), in_front.url()));
+    let stranger = Mount::with_environment(Mode::Passthrough, &OPTIONS, environment.clone());
+    eventually("the reason", || {
+        let state = stranger.status("remote_state");
+        (state.starts_with("down: ")
+            && state.contains("invalid peer certificate")
+            && state.contains("SSL_CERT_FILE"))
+        .then_some(())
+    });
+    drop(stranger);
+    environment.push(("SSL_CERT_FILE".into(), in_front.certificate().display().to_string()));
+    let mut mount = Mount::with_environment(Mode::Passthrough, &OPTIONS, environment);
+    let files = write_files(&mount);
+    wait_until_it_fits(&mount);
+    assert!(files.iter().any(|(path, _)| tier(path) == "remote"));
+    assert_same(&files);
+    mount.crash();
+    assert_same(&files);
 }

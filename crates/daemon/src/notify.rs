@@ -109,6 +109,13 @@ impl Notifier {
         self.tell(&InvalidateInode { header, inode: inode.0, offset: -1, length: 0 })
     }
 
+    /// The same for a directory, whose cached listing goes as well: the time of its last change may be that of a name which is
+    /// lost, and then the listing would count as the one of now. The kernel locks pages of listings for no request.
+    pub(super) fn forget_listing(&self, directory: InodeId) -> nix::Result<()> {
+        let header = Header::new::<InvalidateInode>(INVALIDATE_INODE);
+        self.tell(&InvalidateInode { header, inode: directory.0, offset: 0, length: 0 })
+    }
+
     /// Has the kernel drop the names of an inode that nobody uses at the moment, and with them the inode. Linux knows
     /// that since 6.18 (EINVAL before), and it takes no lock of an inode.
     fn prune(&self, inode: InodeId) -> nix::Result<()> {

@@ -140,6 +140,8 @@ impl Objects {
                 builder = builder.with_config(key, value);
             }
         }
+        // An error says that it is known already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let store = builder
             .with_bucket_name(&bucket.name)
             .with_retry(retries)

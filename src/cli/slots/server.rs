@@ -68,6 +68,8 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new(arguments: &ServerArguments, file_name: String) -> Result<Self, Failure> {
+        // An error says that it is known already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder().connect_timeout(ANSWER_MAX).build();
         let client = client.map_err(Failure::failed)?;
         Ok(Self { client, arguments: arguments.clone(), ends: None, file_name })

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, OsString};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use nix::fcntl::AtFlags;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::alarm;
 
 use super::wait;
 use kvfs_fs::takeover::{FORMAT, Handover};
@@ -22,6 +23,10 @@ use kvfs_os::mountinfo;
 const COMMAND: &CStr = c"take-over";
 /// By which name it is called.
 const NAME: &CStr = c"kvfs";
+
+/// A program that has taken the process over and does not serve after this is ended by the kernel: nobody else can end the
+/// waiting of those who use the mount.
+const SERVES_WITHIN_SECONDS: u32 = 60;
 
 /// How long the program may take to say that it can.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -89,13 +94,24 @@ impl Candidate {
             Ok(_) => return io::Error::other("it is another program by now: try again"),
             Err(error) => return error,
         }
-        let [store, mountpoint] = &self.told;
-        let arguments = [NAME, COMMAND, descriptor, store, mountpoint];
-        let (variables, flags) = (self.variables.as_slice(), AtFlags::AT_EMPTY_PATH);
-        match nix::unistd::execveat(&self.file, c"", &arguments, variables, flags) {
-            Ok(never) => match never {},
-            Err(error) => error.into(),
-        }
+        take_over(&self.file, descriptor, &self.variables, &self.told)
+    }
+}
+
+/// Gives this process to a program, which goes on with the mount that the descriptor tells of. The kernel ends it if it does
+/// not serve in time. `told` is the store and the mountpoint. Comes back only to say why not.
+pub(crate) fn take_over(
+    program: &impl AsFd, descriptor: &CStr, variables: &[CString], told: &[CString; 2],
+) -> io::Error {
+    let [store, mountpoint] = told;
+    let arguments = [NAME, COMMAND, descriptor, store, mountpoint];
+    alarm::set(SERVES_WITHIN_SECONDS);
+    let outcome =
+        nix::unistd::execveat(program, c"", &arguments, variables, AtFlags::AT_EMPTY_PATH);
+    alarm::cancel();
+    match outcome {
+        Ok(never) => match never {},
+        Err(error) => error.into(),
     }
 }
 
@@ -119,7 +135,7 @@ fn identity(found: &Metadata) -> (u64, i64, i64) {
 }
 
 /// The variables of this process, as execve(2) takes them.
-fn variables() -> Vec<CString> {
+pub(crate) fn variables() -> Vec<CString> {
     let joined = |(name, value): (OsString, OsString)| {
         CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
     };

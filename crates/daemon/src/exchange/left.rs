@@ -22,7 +22,6 @@ use kvfs_observe::Observer;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::disk::DiskFile;
 use kvfs_storage::store::metadata::at_risk::Lost;
-use kvfs_storage::store::record::InodeId;
 use kvfs_storage::tier::counters::Counters;
 use kvfs_storage::tier::ram::RamTier;
 
@@ -47,10 +46,12 @@ fn have_requests_sent_again(shared: &Shared, notifier: &Notifier) {
         Err(error) => log::error!("the kernel was not told that a daemon has died: {error}"),
     };
     told(notifier.forget_all_names());
-    // Where it may be everything, at least what no path leads through.
-    let lost = shared.fs.core.before.lost_ids();
-    for inode in lost.unwrap_or_else(|| vec![InodeId::ROOT]) {
-        told(notifier.forget_attributes(inode));
+    for (inode, is_directory) in recalled::changed_below_the_kernel(&shared.fs.core) {
+        told(if is_directory {
+            notifier.forget_listing(inode)
+        } else {
+            notifier.forget_attributes(inode)
+        });
     }
     told(notifier.resend());
 }

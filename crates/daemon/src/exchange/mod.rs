@@ -10,7 +10,7 @@
 //! Whatever fails before the last call leaves this daemon as it was. What waits for long (a remote, a slow disk) is not cut
 //! off: the gate opens again after [`PATIENCE`], and it is tried anew.
 
-mod candidate;
+pub(crate) mod candidate;
 mod ending;
 mod left;
 mod threads;
@@ -55,9 +55,6 @@ const SYNC_MAX: Duration = Duration::from_millis(80);
 const RETRY_INTERVAL: Duration = Duration::from_millis(300);
 /// After this it is given up.
 const ATTEMPTS_MAX: Duration = Duration::from_secs(30);
-/// A program that has taken the process over and does not serve after this is ended by the kernel: nobody else can end the
-/// waiting of those who use the mount.
-const SERVES_WITHIN_SECONDS: u32 = 60;
 
 /// What only memory has: names and handles, and the slots of rings.
 type InMemory<'a> = (&'a Live, Option<&'a LiveRings>);
@@ -279,10 +276,7 @@ impl Exchanger {
         // It has keys: no program that is started meanwhile has it.
         let memory = kvfs_os::to_be_inherited(&memory)?;
         let number = CString::new(memory.as_raw_fd().to_string())?;
-        alarm::set(SERVES_WITHIN_SECONDS);
-        let error = candidate.run(&number);
-        alarm::cancel();
-        Err(error)
+        Err(candidate.run(&number))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The keeper's half: it waits for the daemon's end, and starts another one where that was no end of its own.
 
-use std::ffi::{CString, OsString};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -8,14 +8,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::AtFlags;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, alarm};
+use nix::unistd::{ForkResult, Pid};
 
 use super::{ARM, END, Kept, Place, READY};
+use crate::exchange::candidate::{take_over, variables};
 use kvfs_os::Message;
 
 /// Daemons in a row that die before they are [`OLD`] and are replaced: what kills them may be a request that the kernel sends
@@ -24,8 +24,6 @@ const YOUNG_DEATHS_MAX: u32 = 3;
 const OLD: Duration = Duration::from_secs(10);
 /// A daemon that dies so soon after it was asked to end has ended.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
-/// A daemon that does not serve after this is ended by the kernel: those who use the mount can do nothing until it does.
-const SERVES_WITHIN_SECONDS: u32 = 60;
 /// What a process exits with whose program could not be run.
 const NOT_RUN: i32 = 127;
 
@@ -261,17 +259,6 @@ fn become_daemon(armed: &[OwnedFd], connection: &OwnedFd, told: &[CString; 2]) -
     if let Err(error) = SigSet::from(Signal::SIGCHLD).thread_unblock() {
         return error.into();
     }
-    let joined = |(name, value): (OsString, OsString)| {
-        CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
-    };
-    let variables: Vec<CString> = std::env::vars_os().filter_map(joined).collect();
     let number = CString::new(Place::Left.number().to_string()).unwrap_or_default();
-    let [store, mountpoint] = told;
-    let arguments = [c"kvfs", c"take-over", &*number, store, mountpoint];
-    alarm::set(SERVES_WITHIN_SECONDS);
-    let program = &armed[Place::Program as usize];
-    match nix::unistd::execveat(program, c"", &arguments, &variables, AtFlags::AT_EMPTY_PATH) {
-        Ok(never) => match never {},
-        Err(error) => error.into(),
-    }
+    take_over(&armed[Place::Program as usize], &number, &variables(), told)
 }

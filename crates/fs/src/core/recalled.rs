@@ -18,7 +18,7 @@ use crate::views::add_line;
 use kvfs_os::SharedWords;
 use kvfs_storage::store::disk::{Access, DiskFile};
 use kvfs_storage::store::metadata::at_risk::{Lost, Touched};
-use kvfs_storage::store::record::{InodeId, ObjectId};
+use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
 use kvfs_storage::store::{Store, keys};
 
 /// In the number of a handle: how many daemons of the mount had died.
@@ -197,6 +197,24 @@ fn publish_rows(state: &mut State) {
             state.metadata.publish(object);
         }
     }
+}
+
+/// Files and directories that are not what the kernel knows, and whether each is a directory: those whose changes were lost, of
+/// which nobody was told yet. If they were too many to be known, all directories, and no files: paths lead through none.
+pub fn changed_below_the_kernel(core: &Core) -> Vec<(InodeId, bool)> {
+    let state = core.state();
+    if let Some(ids) = core.before.lost_ids() {
+        let is_directory = |id| state.inode(id).is_ok_and(|inode| inode.is_directory());
+        return ids.into_iter().map(|id| (id, is_directory(id))).collect();
+    }
+    let mut directories = Vec::new();
+    let scanned = state.metadata.scan_table::<Inode>(b'I', |key, inode| {
+        directories.extend(keys::number(key).filter(|_| inode.is_directory()));
+    });
+    if let Err(error) = scanned {
+        log::error!("directories whose listings may have changed are not looked for: {error}");
+    }
+    directories.into_iter().map(|number| (InodeId(number), true)).collect()
 }
 
 /// Tells what is not durable in memory that outlives this process.

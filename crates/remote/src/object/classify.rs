@@ -14,7 +14,7 @@ const CAUSE_CHARS_MAX: usize = 300;
 /// `what` says the operation, the name and the place.
 pub(super) fn classify(what: &str, error: &Error) -> RemoteError {
     let cause = one_line(&error.to_string());
-    let text = format!("{what}: {cause}");
+    let text = format!("{what}: {cause}{}", first_cause(error, &cause));
     if let Some(TooSlow(why)) = causes(error).find_map(|cause| cause.downcast_ref()) {
         return RemoteError::Slow(format!("{what} {why}"));
     }
@@ -57,6 +57,18 @@ pub(super) fn has_lost_connection(error: &Error) -> bool {
 
 fn causes(error: &Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
     std::iter::successors(error.source(), |&cause| cause.source())
+}
+
+/// What the library's words do not say: they end with the request that failed, and not with why.
+fn first_cause(error: &Error, said: &str) -> String {
+    let first = causes(error).last().map(|first| one_line(&first.to_string()));
+    match first.filter(|first| !said.contains(first.as_str())) {
+        Some(first) if first.contains("peer certificate") => {
+            format!(": {first}; SSL_CERT_FILE names a file with the certificate of who signed it")
+        }
+        Some(first) => format!(": {first}"),
+        None => String::new(),
+    }
 }
 
 fn one_line(text: &str) -> String {

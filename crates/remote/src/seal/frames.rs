@@ -16,7 +16,9 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, LessSafeKey, Nonce, UnboundKey};
+use aes_gcm_siv::aead::AeadInOut;
+use aes_gcm_siv::aead::inout::InOutBuf;
+use aes_gcm_siv::{Aes256GcmSiv, KeyInit, Nonce, Tag};
 
 use super::keys::{KeyId, Subkeys, random};
 use crate::transfer::{ReadAt, Sink, Source, WriteAt};
@@ -86,7 +88,7 @@ fn frames(bytes: u64) -> u64 {
 }
 
 struct ObjectKey {
-    cipher: LessSafeKey,
+    cipher: Aes256GcmSiv,
     commitment: [u8; COMMITMENT_BYTES],
 }
 
@@ -96,10 +98,9 @@ impl ObjectKey {
         let mut hasher = blake3::Hasher::new_keyed(&subkeys.contents);
         hasher.update(salted).update(name.as_bytes()).finalize_xof().fill(&mut output);
         let (key, commitment) = output.split_first_chunk::<32>().expect("64 bytes");
-        let key = UnboundKey::new(&AES_256_GCM_SIV, key).expect("32 bytes");
         let mut known = [0; COMMITMENT_BYTES];
         known.copy_from_slice(commitment);
-        ObjectKey { cipher: LessSafeKey::new(key), commitment: known }
+        ObjectKey { cipher: Aes256GcmSiv::new(key.into()), commitment: known }
     }
 }
 
@@ -107,7 +108,7 @@ fn nonce(number: u64, is_last: bool) -> Nonce {
     let mut bytes = [0; 12];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
     bytes[8] = u8::from(is_last);
-    Nonce::assume_unique_for_key(bytes)
+    bytes.into()
 }
 
 /// Seals bytes while they are read, in the buffer of the reader where a frame fits in. Each frame is
@@ -115,7 +116,7 @@ fn nonce(number: u64, is_last: bool) -> Nonce {
 pub struct SealedSource {
     plain: Source,
     header: [u8; HEADER_BYTES],
-    cipher: LessSafeKey,
+    cipher: Aes256GcmSiv,
     frame: Mutex<Frame>,
 }
 
@@ -161,9 +162,9 @@ impl SealedSource {
         let nonce = nonce(number, number + 1 == frames(self.plain.length()));
         let made = self
             .cipher
-            .seal_in_place_separate_tag(nonce, Aad::empty(), frame)
+            .encrypt_inout_detached(&nonce, b"", InOutBuf::from(frame))
             .map_err(|_| io::Error::other("the cipher refused a frame"))?;
-        tag.copy_from_slice(made.as_ref());
+        tag.copy_from_slice(&made);
         Ok(())
     }
 }
@@ -211,7 +212,7 @@ struct Progress {
     /// Room for a frame once it is opened, which nobody sees before it proved to be genuine.
     opened: Vec<u8>,
     /// Known once the header is.
-    cipher: Option<LessSafeKey>,
+    cipher: Option<Aes256GcmSiv>,
     frames: u64,
     written: u64,
     problem: Option<Problem>,
@@ -274,7 +275,7 @@ impl Unsealer {
         Ok(())
     }
 
-    fn open_header(&self, header: &[u8]) -> Result<LessSafeKey, Failure> {
+    fn open_header(&self, header: &[u8]) -> Result<Aes256GcmSiv, Failure> {
         let damaged = || Failure::Problem(Problem::Damaged("is not a sealed object"));
         let (salted, commitment) = header.split_at_checked(SALTED_BYTES).ok_or_else(damaged)?;
         let rest = salted.strip_prefix(&MAGIC).ok_or_else(damaged)?;
@@ -310,15 +311,15 @@ impl Unsealer {
         let damaged = |why: &'static str| Failure::Problem(Problem::Damaged(why));
         let cipher = progress.cipher.as_ref().ok_or(damaged("is cut off"))?;
         let changed = || damaged("a part of it is not what was sealed");
-        let length = sealed.len().checked_sub(TAG_BYTES).ok_or_else(changed)?;
-        let (frame, tag) = sealed.split_at(length);
-        progress.opened.resize(length, 0);
+        let (frame, tag) = sealed.split_last_chunk::<TAG_BYTES>().ok_or_else(changed)?;
+        progress.opened.resize(frame.len(), 0);
         let nonce = nonce(progress.frames, is_last);
+        let frame = InOutBuf::new(frame, &mut progress.opened).map_err(|_| changed())?;
         cipher
-            .open_separate_gather(nonce, Aad::empty(), frame, tag, &mut progress.opened)
+            .decrypt_inout_detached(&nonce, b"", frame, &Tag::from(*tag))
             .map_err(|_| changed())?;
         self.sink.write_all_at(&progress.opened, progress.written).map_err(Failure::Sink)?;
-        progress.written += length as u64;
+        progress.written += progress.opened.len() as u64;
         progress.frames += 1;
         Ok(())
     }

@@ -319,3 +319,33 @@ impl Index {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_is_of_an_entry_if_all_of_it_is() {
+        let mtime = Time { seconds: 7, nanoseconds: 1 };
+        let object = ObjectId(3);
+        let entry = Entry {
+            place: Place { pack: 1, offset: 64 },
+            length: 5,
+            mtime,
+            note: None,
+            is_hidden: false,
+        };
+        let header = Header::of(Kind::Bytes, object, mtime, b"bytes");
+        assert!(entry.is_of(object, &header));
+        assert!(!entry.is_of(ObjectId(4), &header));
+        let others = [
+            Header { kind: Kind::Note, ..header },
+            Header { object: ObjectId(4), ..header },
+            Header { length: 6, ..header },
+            Header { mtime: Time { nanoseconds: 2, ..mtime }, ..header },
+        ];
+        for other in others {
+            assert!(!entry.is_of(object, &other), "{other:?}");
+        }
+    }
+}
