@@ -67,6 +67,9 @@ impl FileSystem {
         if let Some(node) = state.nodes.get_mut(&inode) {
             node.lookups = known.saturating_sub(count);
         }
+        if (1..=count).contains(&known) {
+            self.core.before.note_given_back(inode);
+        }
         if let Err(error) = state.drop_node_if_idle(inode) {
             log::error!("forgetting inode {}: {error}", inode.0);
         }

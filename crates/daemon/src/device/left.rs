@@ -4,6 +4,7 @@
 //! any more, the request is for another one by now: writing to it would destroy what is durable. So before anything is
 //! served, those are answered with ESTALE, upon which the kernel looks the path up anew, and asks again.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -31,6 +32,9 @@ impl Taker<'_> {
     fn take_without_waiting(&self, buffer: &mut [u8]) -> nix::Result<()> {
         fcntl(self.device, FcntlArg::F_SETFL(OFlag::O_RDWR | OFlag::O_NONBLOCK))?;
         let core = &self.served.operations.fs.core;
+        // Threads that were refused. What one of them asks for next it has looked up with this daemon, however soon it comes: the
+        // kernel tries a call once more, and no further time.
+        let mut refused_threads = BTreeSet::new();
         loop {
             let length = match nix::unistd::read(self.device, &mut *buffer) {
                 Ok(length) => length,
@@ -41,9 +45,14 @@ impl Taker<'_> {
             let message = &buffer[..length];
             let request = Request::of_message(message);
             let misled = request.filter(|request| {
-                is_misled(core, request, |inodes| core.before.was_misled(inodes))
+                !refused_threads.contains(&request.header.pid)
+                    && is_misled(core, request, |inodes| core.before.was_misled(inodes))
             });
             if let Some(request) = misled {
+                // Of those in other namespaces none is known.
+                if request.header.pid != 0 {
+                    refused_threads.insert(request.header.pid);
+                }
                 let in_hand = self.gate.take();
                 let ticket = Ticket::new(Message::new(request.header.unique, self.device, in_hand));
                 let refused = Some(Call::Refuse(fuser::Errno::ESTALE));

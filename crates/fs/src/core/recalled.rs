@@ -92,6 +92,8 @@ struct Misled {
     /// A directory is among them, or too many are: anything may have been found below it.
     is_all: bool,
     since: Instant,
+    /// Those that the kernel has looked up since, and given back: it may have meant lookups of before.
+    given: Mutex<BTreeSet<InodeId>>,
     /// It cannot be any more.
     is_over: AtomicBool,
 }
@@ -115,6 +117,15 @@ impl Before {
     /// Whether the kernel may still ask for what it has found in a tree that is lost.
     pub(crate) fn misleads(&self) -> bool {
         self.misled.get().is_some_and(|misled| misled.since.elapsed() <= MISLED_FOR)
+    }
+
+    /// The kernel gives back all lookups of an inode that this daemon has given, and maybe those of the one before.
+    pub(crate) fn note_given_back(&self, id: InodeId) {
+        if self.misleads()
+            && let Some(misled) = self.misled.get().filter(|misled| misled.ids.contains(&id))
+        {
+            misled.given.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        }
     }
 
     /// Lines for the status.
@@ -169,8 +180,9 @@ pub(crate) fn begin_after(core: &Core, deaths: u64, mut lost: Lost) {
     let is_all = named.as_ref().is_none_or(|named| named.iter().any(|(_, is)| *is));
     let ids: BTreeSet<InodeId> = named.into_iter().flatten().map(|(id, _)| id).collect();
     if is_all || !ids.is_empty() {
-        let (since, is_over) = (Instant::now(), AtomicBool::new(false));
-        let _ = core.before.misled.set(Misled { ids, is_all, since, is_over });
+        let since = Instant::now();
+        let (given, is_over) = (Mutex::default(), AtomicBool::new(false));
+        let _ = core.before.misled.set(Misled { ids, is_all, since, given, is_over });
     }
     publish_rows(&mut state);
     lost.retain(|id| state.inode(id).is_ok());
@@ -307,8 +319,11 @@ pub fn is_misled(core: &Core, ids: &[InodeId]) -> bool {
         return false;
     }
     let state = core.state();
+    let given = misled.given.lock().unwrap_or_else(PoisonError::into_inner);
     // Nobody has looked it up since.
-    let is_not_given = |id: &InodeId| state.nodes.get(id).is_none_or(|node| node.lookups == 0);
+    let is_not_given = |id: &InodeId| {
+        !given.contains(id) && state.nodes.get(id).is_none_or(|node| node.lookups == 0)
+    };
     ids.iter().any(|id| misled.ids.contains(id) && is_not_given(id))
 }
 
@@ -399,5 +414,24 @@ mod tests {
         assert_eq!(at_risk(&words), [InodeId::ROOT, FILES, small, large], "removed by now");
         make_all_durable(fs).unwrap();
         assert_eq!(at_risk(&words), []);
+    }
+
+    /// The kernel gives lookups back that the daemon before has given, after it has asked this one.
+    #[test]
+    fn who_has_looked_a_name_up_since_is_not_misled_whatever_is_forgotten() {
+        let unmounted = Unmounted::new();
+        let (fs, words) = (&unmounted.fs, Touched::memory().unwrap());
+        let old = unmounted.write(FILES, "old", b"bytes");
+        make_all_durable(fs).unwrap();
+        tell_of_changes(&fs.core, &words);
+        fs.rename(&place(FILES, "old"), &place(FILES, "new"), 0).unwrap();
+        fs.forget(old, 1000);
+        let lost = Lost::read(words.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        begin_after(&fs.core, 1, lost);
+        assert!(is_misled(&fs.core, &[old]));
+        fs.lookup(FILES, b"new").unwrap();
+        assert!(!is_misled(&fs.core, &[old]));
+        fs.forget(old, 1000);
+        assert!(!is_misled(&fs.core, &[old]));
     }
 }

@@ -142,8 +142,8 @@ fn frames_stay_where_they_are() {
 fn what_another_implementation_has_sealed_is_opened() {
     const KEY: &str = "kvfs-remote-key 1\nkey 52f2114dab3edd75 \
         f048afcebcbe26626cabef4f5dc2455c95f6ab20b6e20b7dccf7582dad9e925b";
-    const SEALED: &str = "6b7666737365616c0100000075dd3eab4d11f252a5b6bcb5523d56c124b54a6252d9e92c0b3553ee6282722082393a24 \
-        7dc1bce2ca2f26957054f1d9fdbc59fd6a39658b086439917274df40ee5e083f5de911527a03bb8fad44b32d103709e7 \
+    const SEALED: &str = "6b7666737365616c0100000075dd3eab4d11f252a5b6bcb5523d56c124b54a6252d9e92c0b3553ee6282722082393a24\
+        7dc1bce2ca2f26957054f1d9fdbc59fd6a39658b086439917274df40ee5e083f5de911527a03bb8fad44b32d103709e7\
         a19765bfeee162b0ef1e";
     let name = "blobs/a3/a34e4bcc1b6d673a52f7b926f1f76b8d7f25218a1817abe1c1fc122d083f7caa.raw";
     let ring: KeyRing = KEY.parse().unwrap();
