@@ -219,9 +219,15 @@ pub(super) fn changed_since(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lossy::LossyModels;
+    use crate::tiers::Tiers;
     use crate::unmounted::{FILES, Unmounted, place};
     use crate::{OnCorrupt, SetAttributes};
-    use kvfs_storage::store::disk::Access;
+    use kvfs_storage::store::disk::{Access, shard};
+    use kvfs_storage::tier::counters::Counters;
+    use kvfs_storage::tier::encoded::EncodedCopies;
+    use kvfs_storage::tier::encoding::{ColdEncoding, ZstdLevel};
+    use kvfs_storage::tier::ssd::SsdTier;
 
     #[test]
     fn three_words() {
@@ -329,5 +335,35 @@ mod tests {
         fs.opening().check_bytes(new).unwrap();
         let opened = fs.open_file(id, libc::O_WRONLY | libc::O_TRUNC);
         opened.map(|opened| fs.release(opened.handle).unwrap()).unwrap();
+    }
+
+    /// The disk has it encoded as well.
+    #[test]
+    fn another_copy_takes_the_place_of_what_cannot_be_opened() {
+        let mut unmounted = Unmounted::new();
+        let bytes = vec![7; 200_000];
+        unmounted.write(FILES, "file", &bytes);
+        unmounted = unmounted.again();
+        let encoded = EncodedCopies::new(ColdEncoding::Zstd(ZstdLevel::DEFAULT), Some(1));
+        let tiers = Tiers::new(None, SsdTier::new(Some(1)), encoded, Counters::default());
+        unmounted.fs.attach(tiers);
+        let (fs, (id, _, object)) = (&unmounted.fs, written(&unmounted));
+        let tiers = fs.tiers.as_ref().unwrap();
+        tiers.copies.note_raw(object, id, bytes.len() as u64);
+        let demotion = fs.demotion(tiers);
+        assert_eq!(demotion.encode_cold(&mut LossyModels::default()).unwrap(), 1);
+        // Comes back, and may now be lost.
+        let read = || {
+            let opened = fs.open_file(id, libc::O_RDONLY).unwrap();
+            let mut found = vec![0; bytes.len()];
+            assert_eq!(fs.read(opened.handle, 0, &mut found).unwrap(), bytes.len());
+            assert!(found == bytes);
+            fs.release(opened.handle).unwrap();
+        };
+        read();
+        let path = fs.store().path().join(format!("objects/{:02x}/{object}", shard(object)));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        read();
     }
 }
