@@ -34,8 +34,8 @@ done
 mkdir -p -- "$to"
 to=$(cd -- "$to" && pwd)
 if [ -z "${BINARY:-}" ]; then
-    # A newcomer's build has no line tables; whoever looks into a crash of an installed program wants them. Nor has it the minutes
-    # that take a sixth off the program.
+    # A newcomer's build has no line tables; whoever looks into a crash of an installed program wants them. Nor does it wait
+    # for the minutes that make the program smaller.
     export CARGO_PROFILE_RELEASE_DEBUG=line-tables-only CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1
     (cd -- "$here" && cargo build --release --locked --package kvfs --bin kvfs &&
         mount-scripts/build-c-library.sh --release) >&2

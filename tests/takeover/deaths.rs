@@ -24,8 +24,15 @@ use crate::{any_mode, mounted, upgrade};
 /// A mount that is kept. Nothing is committed before somebody asks for it.
 pub(crate) fn kept(mode: Mode, options: &[&str]) -> Mount {
     let mount = mounted(mode, &[&["--keep-mounted", "--commit-interval", "60"], options].concat());
-    assert_eq!(mount.status("kept_mounted"), "yes");
+    wait_until_kept(&mount);
     mount
+}
+
+/// A mount answers before its keeper knows how to go on.
+pub(crate) fn wait_until_kept(mount: &Mount) {
+    eventually("the mount to be kept", || {
+        mount.try_status("kept_mounted").filter(|word| word == "yes")
+    });
 }
 
 pub(crate) fn daemon(mount: &Mount) -> Pid {

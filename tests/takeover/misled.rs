@@ -12,14 +12,14 @@ use nix::unistd::Pid;
 
 use crate::common::sys::{getxattr, rename, setxattr, sync_directory};
 use crate::common::{Mode, Mount, eventually};
-use crate::deaths::{daemon, kept};
+use crate::deaths::{daemon, kept, wait_until_kept};
 
-/// Whether each thread of a process is stopped.
+/// Whether each thread of a process is stopped that has not ended meanwhile.
 fn stands_still(pid: Pid) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     tasks
-        .map(|task| task.unwrap().path().join("status"))
-        .all(|status| std::fs::read_to_string(status).unwrap().contains("State:\tT"))
+        .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok())
+        .all(|status| status.contains("State:\tT"))
 }
 
 /// Calls something while the daemon does nothing any more, and kills it.
@@ -64,6 +64,7 @@ impl Tree {
         if self.keepers == 3 {
             assert!(self.mount.unmount().success() || self.mount.unmount().success());
             self.mount.mount();
+            wait_until_kept(&self.mount);
             self.keepers = 0;
         }
         self.keepers += 1;

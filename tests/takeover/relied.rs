@@ -10,7 +10,7 @@ use crate::common::sys::{
     assert_errno, close, open, rename, setxattr, sync_directory, write, write_and_close,
 };
 use crate::common::{Mode, Mount, eventually, forks};
-use crate::deaths::{die, kept};
+use crate::deaths::{die, kept, wait_until_kept};
 use crate::steps::check_store;
 use crate::{any_mode, upgrade};
 
@@ -62,6 +62,7 @@ fn a_file_can_be_written_beside_a_reader_from_before(mode: Mode) {
     }
     assert!(mount.unmount().success());
     mount.mount();
+    wait_until_kept(&mount);
     let path = |name: &str, number: usize| mount.files(format!("{name}-{number}"));
     let open_all = |name: &str| [0, 1, 2].map(|number| File::open(path(name, number)).unwrap());
     let mut readers = sizes.map(|(name, bytes)| (open_all(name), bytes));
@@ -211,4 +212,5 @@ fn a_mount_that_is_cut_off_is_not_kept() {
     mount.wait_until_it_ends();
     assert!(!mount.log().contains("another one goes on"), "{}", mount.log());
     mount.mount();
+    wait_until_kept(&mount);
 }

@@ -13,7 +13,7 @@ use crate::common::model::Model;
 use crate::common::random::Random;
 use crate::common::sys::{attribute, close, errno, rename, setxattr, sync_directory};
 use crate::common::{Mount, eventually};
-use crate::deaths::die;
+use crate::deaths::{die, wait_until_kept};
 use crate::steps::check_store;
 use crate::{any_mode, mounted};
 
@@ -225,7 +225,9 @@ fn compare(
 fn begin(seed: u64, options: &[&str]) -> Mount {
     let interval = if seed.is_multiple_of(2) { "60" } else { "0.02" };
     let always = ["--keep-mounted", "--commit-interval", interval];
-    mounted(any_mode(), &[&always, options].concat())
+    let mount = mounted(any_mode(), &[&always, options].concat());
+    wait_until_kept(&mount);
+    mount
 }
 
 /// Works, kills the daemon, and compares.

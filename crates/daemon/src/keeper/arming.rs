@@ -12,7 +12,7 @@ use crate::exchange::launch_of_now;
 use crate::mount::{MountError, MountOptions};
 use crate::shared::Shared;
 use crate::told_backings::ToldBackings;
-use kvfs_fs::recalled::{self, IsKept};
+use kvfs_fs::recalled::{self, CheckKeeper};
 use kvfs_fs::takeover::{Handover, Launch, Secret, obstacle};
 use kvfs_storage::store::metadata::at_risk::Touched;
 use kvfs_storage::tier::remote::seal::KeyRing;
@@ -42,8 +42,8 @@ impl Arming {
         let keeper = Arc::clone(keeper);
         let told = Self::outlives(options, shared, source);
         let asked = Arc::clone(&keeper);
-        let is_kept = IsKept(Box::new(move || asked.is_there()));
-        shared.fs.core.before.note_keeper(told.as_ref().map(|_| is_kept).map_err(String::clone));
+        let check = CheckKeeper(Box::new(move || asked.check()));
+        shared.fs.core.before.note_keeper(told.as_ref().map(|_| check).map_err(String::clone));
         let armed = match told {
             Ok(outlives) => {
                 let shared = Arc::clone(shared);

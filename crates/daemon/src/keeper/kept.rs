@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -18,7 +19,11 @@ const PATIENCE_MS: u16 = 2000;
 
 /// The connection to the keeper.
 #[derive(Debug)]
-pub struct Kept(OwnedFd);
+pub struct Kept {
+    connection: OwnedFd,
+    /// The keeper knows how to go on.
+    is_armed: AtomicBool,
+}
 
 /// What outlives this daemon.
 #[derive(Debug)]
@@ -33,7 +38,7 @@ pub(crate) struct Outlives {
 impl Kept {
     /// With the keeper at the other end.
     pub fn new(connection: OwnedFd) -> Kept {
-        Kept(connection)
+        Kept { connection, is_armed: AtomicBool::new(false) }
     }
 
     /// The connection that the keeper has given to this program.
@@ -41,7 +46,7 @@ impl Kept {
     /// # Errors
     /// It is not open.
     pub fn inherited(number: RawFd) -> io::Result<Kept> {
-        kvfs_os::inherited(number).map(Kept)
+        kvfs_os::inherited(number).map(Kept::new)
     }
 
     /// The connection, for the program that takes this process over.
@@ -49,7 +54,7 @@ impl Kept {
     /// # Errors
     /// There are too many descriptors.
     pub(crate) fn to_be_inherited(&self) -> io::Result<OwnedFd> {
-        kvfs_os::to_be_inherited(&self.0)
+        kvfs_os::to_be_inherited(&self.connection)
     }
 
     /// Says with what another daemon goes on if this one dies. `left` is how the mount was made.
@@ -80,32 +85,41 @@ impl Kept {
             &outlives.touched.as_fd(),
             &outlives.backings.as_fd(),
         ];
-        kvfs_os::send(&self.0, ARM, &all)
+        kvfs_os::send(&self.connection, ARM, &all)?;
+        self.is_armed.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The mount answers: the keeper may say so.
     pub(crate) fn ready(&self) {
-        if let Err(error) = kvfs_os::send(&self.0, READY, &[]) {
+        if let Err(error) = kvfs_os::send(&self.connection, READY, &[]) {
             log::error!(
                 "the keeper of the mount is gone ({error}): the mount ends if its daemon dies"
             );
         }
     }
 
-    /// Whether the keeper is there.
-    pub(crate) fn is_there(&self) -> bool {
-        let mut end = [PollFd::new(self.0.as_fd(), PollFlags::empty())];
+    /// Whether another daemon would go on now.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        let mut end = [PollFd::new(self.connection.as_fd(), PollFlags::empty())];
         // It has closed its end otherwise.
-        matches!(poll(&mut end, PollTimeout::ZERO), Ok(0))
+        if !matches!(poll(&mut end, PollTimeout::ZERO), Ok(0)) {
+            return Err("the keeper is gone");
+        }
+        let is_armed = self.is_armed.load(Ordering::Relaxed);
+        is_armed.then_some(()).ok_or("the keeper was not told yet how to go on")
     }
 
     /// The mount has ended: waits until the keeper has let go of it.
     pub(crate) fn end(&self) {
-        if kvfs_os::send(&self.0, END, &[]).is_err() {
+        if kvfs_os::send(&self.connection, END, &[]).is_err() {
             // It is gone, and has nothing any more.
             return;
         }
-        let mut answer = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        let mut answer = [PollFd::new(self.connection.as_fd(), PollFlags::POLLIN)];
         if !matches!(poll(&mut answer, PollTimeout::from(PATIENCE_MS)), Ok(1..)) {
             log::warn!(
                 "the keeper of the mount does not answer: it may have the store for a while"

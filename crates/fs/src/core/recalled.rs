@@ -73,15 +73,15 @@ pub struct Before {
     lost: Mutex<Lost>,
     misled: OnceLock<Misled>,
     /// Whether another daemon goes on if this one dies, if anybody wants that.
-    keeper: OnceLock<Result<IsKept, String>>,
+    keeper: OnceLock<Result<CheckKeeper, String>>,
 }
 
-/// Says whether the keeper is there.
-pub struct IsKept(pub Box<dyn Fn() -> bool + Send + Sync>);
+/// Says why no other daemon would go on now, if so.
+pub struct CheckKeeper(pub Box<dyn Fn() -> Result<(), &'static str> + Send + Sync>);
 
-impl std::fmt::Debug for IsKept {
+impl std::fmt::Debug for CheckKeeper {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("IsKept")
+        formatter.write_str("CheckKeeper")
     }
 }
 
@@ -105,7 +105,7 @@ impl Before {
     }
 
     /// Whether another daemon goes on if this one dies, or why not.
-    pub fn note_keeper(&self, outcome: Result<IsKept, String>) {
+    pub fn note_keeper(&self, outcome: Result<CheckKeeper, String>) {
         let _ = self.keeper.set(outcome);
     }
 
@@ -131,8 +131,10 @@ impl Before {
     /// Lines for the status.
     pub(crate) fn tell(&self, text: &mut String) {
         match self.keeper.get() {
-            Some(Ok(IsKept(is_kept))) if is_kept() => add_line(text, "kept_mounted", &"yes"),
-            Some(Ok(_)) => add_line(text, "kept_mounted", &"no: the keeper is gone"),
+            Some(Ok(CheckKeeper(check))) => match check() {
+                Ok(()) => add_line(text, "kept_mounted", &"yes"),
+                Err(why) => add_line(text, "kept_mounted", &format_args!("no: {why}")),
+            },
             Some(Err(why)) => add_line(text, "kept_mounted", &format_args!("no: {why}")),
             None => {}
         }
@@ -355,9 +357,12 @@ mod tests {
     use crate::{SetAttributes, make_all_durable};
 
     /// What the next daemon would find to be lost.
+    fn lost(words: &SharedWords) -> Lost {
+        Lost::read(words.as_fd().try_clone_to_owned().unwrap()).unwrap()
+    }
+
     fn at_risk(words: &SharedWords) -> Vec<InodeId> {
-        let lost = Lost::read(words.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        lost.ids().unwrap().iter().copied().collect()
+        lost(words).ids().unwrap().iter().copied().collect()
     }
 
     #[test]
@@ -426,8 +431,7 @@ mod tests {
         tell_of_changes(&fs.core, &words);
         fs.rename(&place(FILES, "old"), &place(FILES, "new"), 0).unwrap();
         fs.forget(old, 1000);
-        let lost = Lost::read(words.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        begin_after(&fs.core, 1, lost);
+        begin_after(&fs.core, 1, lost(&words));
         assert!(is_misled(&fs.core, &[old]));
         fs.lookup(FILES, b"new").unwrap();
         assert!(!is_misled(&fs.core, &[old]));
