@@ -99,7 +99,7 @@ fn check_mount(
     if !left.is_empty() {
         return Err(format!("what was being made is still there: {left:?}"));
     }
-    let survey = || mounted.fs.survey().map_err(|error| format!("survey: {error}"));
+    let survey = || kvfs::fs::survey(&mounted.fs).map_err(|error| format!("survey: {error}"));
     let is_surveyed = random.is_true();
     if is_surveyed {
         survey()?;
@@ -109,7 +109,7 @@ fn check_mount(
     if !is_surveyed {
         survey()?;
     }
-    mounted.fs.sweep_after_crash().map_err(|error| format!("sweep: {error}"))?;
+    kvfs::fs::sweep_after_crash(&mounted.fs).map_err(|error| format!("sweep: {error}"))?;
     mounted.write("files/afterwards", b"works").map_err(|error| format!("a write: {error}"))?;
     mounted.unlink("files/afterwards").map_err(|error| format!("a removal: {error}"))?;
     mounted.commit_and_close().map_err(|error| format!("unmounting: {error}"))?;

@@ -62,7 +62,7 @@ impl<'a> Driver<'a> {
     fn mount(&mut self) {
         match Mounted::open(self.berth, &self.disk, &self.blobs, self.setup) {
             Ok(mounted) => {
-                let surveyed = mounted.fs.survey();
+                let surveyed = kvfs::fs::survey(&mounted.fs);
                 assert!(surveyed.is_ok() || self.has_failed(), "survey: {surveyed:?}");
                 self.mounted = Some(mounted);
             }
@@ -458,7 +458,7 @@ impl<'a> Driver<'a> {
             b"user.kvfs.gc",
             b"collect",
         );
-        mounted.fs.collect_garbage(&asked.unwrap().expect("this starts one"));
+        kvfs::fs::collect_garbage(&mounted.fs, &asked.unwrap().expect("this starts one"));
     }
 }
 

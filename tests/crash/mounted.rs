@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use kvfs::fs::{
-    Attributes, Caller, FileSystem, FsError, IoMode, Listing, Lookup, Mover, NewNode, Place, Tiers,
-    remove_discarded, remove_through,
+    Attributes, Caller, FileSystem, FsError, IoMode, Listing, Lookup, Mover, NewNode, Place,
+    RemoteMemory, Tiers, remove_discarded, remove_through,
 };
 use kvfs::observe::Observer;
 use kvfs::store::Store;
@@ -114,7 +114,7 @@ impl Mounted {
         if setup.has_tiers() {
             let mut exchange = None;
             if let Some(remote) = &remote {
-                let (id, expected) = fs.remote_memory().identity()?;
+                let (id, expected) = RemoteMemory::of(&fs.core).identity()?;
                 let options = remote::Options { expected, ..remote::Options::default() };
                 let connected = Remote::with_connector(Arc::new(remote.clone()), options);
                 let connected = Arc::new(connected.unwrap());
@@ -142,7 +142,7 @@ impl Mounted {
 
     /// One round of moving. Whether there was nothing to do.
     pub(crate) fn move_objects(&mut self) -> bool {
-        let pause = self.fs.move_objects(&mut self.mover);
+        let pause = kvfs::fs::move_objects(&self.fs, &mut self.mover);
         self.compact();
         pause > Duration::ZERO
     }

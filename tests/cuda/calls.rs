@@ -1,5 +1,5 @@
 //! How often the driver is called for a layer whose pages stay on the device: what a captured graph would
-//! save. `ARCHITECTURE.md` says what follows from it.
+//! save. `docs/internals/attention.md` says what follows from it.
 
 use std::ffi::{CStr, CString, c_char, c_long};
 

@@ -187,7 +187,7 @@ fn sequences_that_operations_made_have_their_names() {
     remove(&patient);
     rebuild(&patient);
     let fs = Mounted::open(&patient.path);
-    fs.0.remove_unfinished_saves().unwrap();
+    kvfs::fs::remove_unfinished_saves(&fs.0).unwrap();
     let mut found = fs.list(sequences);
     found.sort_unstable();
     assert_eq!(found, ["copied", "s", "s.rebuilt", "saved"]);

@@ -238,7 +238,7 @@ fn damage_to_a_large_database_ends_all_changes_before_anything_is_swept() {
     let before = objects(&patient.path);
     let fs = open(&patient.path).unwrap();
     fs.write("files/new", b"made before anybody knew");
-    let error = fs.0.sweep_after_crash().unwrap_err();
+    let error = kvfs::fs::sweep_after_crash(&fs.0).unwrap_err();
     assert!(matches!(error, StoreError::Corrupt(_)), "{error}");
     let refused = fs.0.create(&fs.place("files/late"), 0o644, CALLER, true);
     assert!(refused.is_err());

@@ -150,6 +150,6 @@ fn change(fs: &FileSystem, parent: InodeId, names: &[Vec<u8>]) {
 
 /// A commit may fail where the store is damaged, but then says so.
 pub(crate) fn settle(fs: &FileSystem) -> Result<(), FsError> {
-    fs.index_prefixes()?;
+    fs.indexer().update()?;
     fs.commit_and_close()
 }

@@ -5,7 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvfs::fs::{Caller, FileSystem, FsError, IoMode, Lookup, Mover, NewNode, Place, Tiers};
+use kvfs::fs::{
+    Caller, FileSystem, FsError, IoMode, Lookup, Mover, NewNode, Place, RemoteMemory, Tiers,
+    move_objects, survey, sweep_after_crash,
+};
 use kvfs::observe::Observer;
 use kvfs::page::{Dtype, PageView};
 use kvfs::store::Store;
@@ -185,11 +188,11 @@ impl Case {
     /// Reads everything until the life is over; then moving goes on as always.
     fn read_all(self, directory: &Path, files: &[(Place, Vec<u8>)], life: &Arc<Life>) {
         let Some(mut fs) = open(directory, Some(life)) else { return };
-        if fs.remote_memory().identity().is_err() && life.is_over() {
+        if RemoteMemory::of(&fs.core).identity().is_err() && life.is_over() {
             return;
         }
         let _mover = self.attach(&mut fs, directory);
-        let surveyed = fs.survey();
+        let surveyed = survey(&fs);
         assert!(surveyed.is_ok() || life.is_over(), "{surveyed:?}");
         for (place, expected) in files {
             match read(&fs, place, expected.len()) {
@@ -212,7 +215,7 @@ impl Case {
     }
 
     fn connect(self, fs: &FileSystem, directory: &Path) -> (Exchange, Publisher) {
-        let (id, expected) = fs.remote_memory().identity().unwrap();
+        let (id, expected) = RemoteMemory::of(&fs.core).identity().unwrap();
         let options = remote::Options { expected, ..remote::Options::default() };
         let place = RemoteSpec::Directory(directory.join("remote"));
         let remote = Arc::new(Remote::open(&place, options).unwrap());
@@ -225,17 +228,17 @@ impl Case {
     fn move_until_it_fits(self, directory: &Path, life: Option<&Arc<Life>>) {
         let is_over = || life.is_some_and(|life| life.is_over());
         let Some(mut fs) = open(directory, life) else { return };
-        if fs.remote_memory().identity().is_err() && is_over() {
+        if RemoteMemory::of(&fs.core).identity().is_err() && is_over() {
             return;
         }
         let mut mover = self.attach(&mut fs, directory);
-        let _ = fs.sweep_after_crash();
-        let surveyed = fs.survey();
+        let _ = sweep_after_crash(&fs);
+        let surveyed = survey(&fs);
         assert!(surveyed.is_ok() || is_over(), "{surveyed:?}");
         let deadline = Instant::now() + crate::common::PATIENCE;
         while !is_over() && used_bytes(directory) > BUDGET_BYTES {
             assert!(Instant::now() < deadline, "it does not fit");
-            let pause = fs.move_objects(&mut mover);
+            let pause = move_objects(&fs, &mut mover);
             std::thread::sleep(pause.min(Duration::from_millis(2)));
         }
         if !is_over() {
@@ -248,7 +251,7 @@ impl Case {
     fn check(self, directory: &Path, files: &[(Place, Vec<u8>)], changes: u64) {
         let mut fs = open(directory, None).unwrap();
         self.attach(&mut fs, directory);
-        fs.survey().unwrap();
+        survey(&fs).unwrap();
         let mut rounded = 0;
         for (place, expected) in files {
             let found = read(&fs, place, expected.len()).unwrap();

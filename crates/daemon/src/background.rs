@@ -12,7 +12,8 @@ use super::mount::{MountError, MountOptions};
 use super::notify::{Notifier, notify};
 use kvfs_fs::{
     Ahead, FileSystem, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Retainer,
-    ScrubRequest, check_records,
+    ScrubRequest, check_records, move_objects, refresh_foreign, remove_unfinished_saves, survey,
+    sweep_after_crash,
 };
 use kvfs_storage::store::StoreError;
 use kvfs_storage::tier::counters::Counters;
@@ -47,12 +48,12 @@ pub(super) fn start_moving(
     let (ended, done) = bounded(0);
     start("kvfs-mover", move || {
         let _ended: Sender<()> = ended;
-        if let Err(error) = file_system.survey() {
+        if let Err(error) = survey(&file_system) {
             log::error!("looking for files to move: {error}");
         }
         let mut pause = Duration::ZERO;
         while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-            pause = file_system.move_objects(&mut mover);
+            pause = move_objects(&file_system, &mut mover);
         }
     })?;
     Ok(done)
@@ -98,7 +99,7 @@ pub(super) fn start_indexing(
         let mut pause = Duration::ZERO;
         while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
             pause = interval;
-            if let Err(error) = file_system.refresh_foreign() {
+            if let Err(error) = refresh_foreign(&file_system) {
                 log::info!("the prefixes of other stores stay as they were: {error}");
             }
         }
@@ -166,7 +167,7 @@ fn start_changing(
         start("kvfs-commit", {
             let (file_system, interval) = (Arc::clone(file_system), options.commit_interval);
             let (wanted, requests) = bounded(1);
-            file_system.commit_through(wanted);
+            file_system.pacing().ask_through(wanted);
             let stopped = stopped.clone();
             move || commit_regularly(&file_system, interval, (&requests, &stopped))
         })?,
@@ -245,7 +246,7 @@ fn commit_regularly(
             default(interval) => false,
         };
         // Who asks waits for room, which indexing only takes.
-        if !is_asked_for && let Some(why) = indexing.of(&file_system.index_prefixes()) {
+        if !is_asked_for && let Some(why) = indexing.of(&file_system.indexer().update()) {
             log::error!("the index of prefixes falls behind: {why}");
         }
         kvfs_fs::take_waiting_events(&file_system.core);
@@ -277,7 +278,7 @@ fn scrub(file_system: &FileSystem, requests: &Receiver<ScrubRequest>, stopped: &
         crossbeam_channel::select! {
             recv(stopped) -> _ => return,
             recv(requests) -> request => match request {
-                Ok(request) => file_system.scrub(&request, &is_over),
+                Ok(request) => kvfs_fs::scrub(file_system,&request, &is_over),
                 Err(_) => return,
             },
         }
@@ -328,7 +329,7 @@ fn retain(file_system: &FileSystem, stopped: &Receiver<()>, read_only: bool) {
     let mut retainer = Retainer::default();
     let mut pause = Duration::ZERO;
     while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-        pause = file_system.retain(&mut retainer);
+        pause = kvfs_fs::retain(file_system, &mut retainer);
     }
 }
 
@@ -340,16 +341,16 @@ fn sweep(file_system: &FileSystem, read_only: bool) {
         Err(StoreError::Corrupt(_)) => return,
         Err(error) => return log::error!("comparing the records with their digest: {error}"),
     }
-    if let Err(error) = file_system.note_unindexed() {
+    if let Err(error) = file_system.indexer().note_unindexed() {
         log::error!("looking for sequences without an index of prefixes: {error}");
     }
-    if !read_only && let Err(error) = file_system.remove_unfinished_saves() {
+    if !read_only && let Err(error) = remove_unfinished_saves(file_system) {
         log::error!("removing what a crash left of slots that were being saved: {error}");
     }
     if let Err(error) = file_system.pins().find() {
         log::error!("looking for pinned files: {error}");
     }
-    match file_system.sweep_after_crash() {
+    match sweep_after_crash(file_system) {
         Ok(0) => {}
         Ok(removed) => log::info!("removed {removed} object files that a crash had left"),
         Err(error) => log::warn!("looking for what a crash left: {error}"),

@@ -90,7 +90,7 @@ impl Operations {
     /// The same for a change that may wait for the store's disk: then it runs with those that are delayed, and not
     /// behind who syncs.
     pub(super) fn change_in_turn(&self, waits: bool, job: impl FnOnce(&Shared) + Send + 'static) {
-        let delay = match self.fs.pace() {
+        let delay = match self.fs.pacing().pace() {
             Pace::AtOnce if !waits => return job(self),
             Pace::AtOnce => Duration::ZERO,
             Pace::After(delay) => delay,
@@ -102,7 +102,7 @@ impl Operations {
 
     /// The same for a change that may wait for the disk or other requests: delayed as others are, it runs [`Self::later`].
     pub(super) fn change_later(&self, job: impl FnOnce(&Shared) + Send + 'static) {
-        let Pace::After(delay) = self.fs.pace() else { return self.later(job) };
+        let Pace::After(delay) = self.fs.pacing().pace() else { return self.later(job) };
         let (shared, slow) = (Arc::clone(&self.shared), self.slow.clone());
         let job = move || hand_over(&slow, move || job(&shared));
         self.paced.run_after(delay, queued(job));

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use kvfs_fs::FileSystem;
+use kvfs_fs::{FileSystem, Tiers};
 
 /// How long to look: haltpoll's default, and enough for a client that reads a page of 4 MiB between
 /// two opens (some 130 us).
@@ -96,7 +96,11 @@ impl Linger {
         }
         let started = Instant::now();
         let mut last = started;
-        let linger = if self.fs.is_moving() { LINGER_BESIDE_MOVERS } else { LINGER };
+        let linger = if self.fs.tiers().is_some_and(Tiers::is_moving) {
+            LINGER_BESIDE_MOVERS
+        } else {
+            LINGER
+        };
         let mut watched = [PollFd::new(device.as_fd(), PollFlags::POLLIN)];
         // Anything but "not yet" is for the thread's own read to find out.
         while poll(&mut watched, PollTimeout::ZERO) == Ok(0) {

@@ -22,8 +22,8 @@ use super::metrics_response::{Content, refused, response};
 use super::mount::{MountError, MountOptions};
 use super::page::{Access, Look, Page};
 use super::token::Token;
-use kvfs_fs::FileSystem;
 use kvfs_fs::glance::{self, Looker};
+use kvfs_fs::{FileSystem, exposition};
 
 /// How old an answer may be. Scrapes are seconds apart.
 const TEXT_AGE_MAX: Duration = Duration::from_millis(100);
@@ -187,7 +187,7 @@ impl Service {
         {
             return text.clone();
         }
-        let text = self.file_system.metrics();
+        let text = exposition(&self.file_system);
         *last = Some((Instant::now(), text.clone()));
         text
     }

@@ -22,7 +22,9 @@ use super::shared::Shared;
 use super::slow;
 use kvfs_fs::rebuild::{RebuildError, RebuildFrom};
 use kvfs_fs::takeover::{Handover, Launch};
-use kvfs_fs::{AskAnew, FileSystem, FsError, Invalidation, Mover, OnCorrupt, Steering, Verify};
+use kvfs_fs::{
+    AskAnew, FileSystem, FsError, Invalidation, Mover, OnCorrupt, Steering, Verify, record_uses,
+};
 use kvfs_observe::Observer;
 use kvfs_storage::store::packs::DEFAULT_PACKED_BYTES_MAX;
 use kvfs_storage::store::{Store, StoreError};
@@ -264,7 +266,7 @@ fn serve_or_go_on(
     }
     file_system.on_leaving(let_go);
     let room_in = Arc::clone(&file_system);
-    let (paced, paced_threads) = Paced::start(Box::new(move || room_in.has_room()))?;
+    let (paced, paced_threads) = Paced::start(Box::new(move || room_in.pacing().has_room()))?;
     paced.tell(file_system.observer());
     let (pools, queues) = slow::queues(paced);
     let operations = Operations::new(Arc::clone(&shared), pools);
@@ -306,7 +308,9 @@ fn serve_or_go_on(
     join(slow_threads);
     join(paced_threads);
     join(requests);
-    file_system.stop_moving();
+    if let Some(tiers) = file_system.tiers() {
+        tiers.stop_moving(&file_system.core);
+    }
     drop((stop, endpoint));
     join(threads);
     if let Some(done) = moving {
@@ -321,7 +325,7 @@ fn end(
     options: &MountOptions, file_system: &FileSystem, keeper: Option<&Kept>,
 ) -> Result<(), MountError> {
     if !options.read_only {
-        file_system.record_uses().map_err(MountError::Flush)?;
+        record_uses(file_system).map_err(MountError::Flush)?;
     }
     file_system.commit_and_close().map_err(MountError::Flush)?;
     if let Some(keeper) = keeper {

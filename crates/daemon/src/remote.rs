@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::mount::{MountError, MountOptions, RemoteOptions};
 use kvfs_fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
-use kvfs_fs::{FileSystem, FsError, Mover, Tiers};
+use kvfs_fs::{FileSystem, FsError, Mover, RemoteMemory, Tiers, has_other_copies};
 use kvfs_observe::Observer;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::record::OnlyRemote;
@@ -173,7 +173,7 @@ pub(super) fn attach_tiers(
     options: &MountOptions, file_system: &mut FileSystem, counters: &Counters,
     numbers: &Arc<Numbers>, goes_on: bool,
 ) -> Result<Option<Mover>, MountError> {
-    let has_copies = file_system.has_other_copies().map_err(MountError::Flush)?;
+    let has_copies = has_other_copies(file_system).map_err(MountError::Flush)?;
     if options.remote.is_none() && options.cold == ColdEncoding::None && !has_copies {
         return Ok(None);
     }
@@ -195,9 +195,11 @@ fn connect(
     wanted: &RemoteOptions, options: &MountOptions, file_system: &FileSystem,
     numbers: &Arc<Numbers>, goes_on: bool,
 ) -> Result<(Exchange, Publisher), MountError> {
-    let (id, expected) = file_system.remote_memory().identity().map_err(MountError::Flush)?;
-    let seen =
-        |sealed| file_system.remote_memory().manifests_seen(sealed).map_err(MountError::Flush);
+    let (id, expected) =
+        RemoteMemory::of(&file_system.core).identity().map_err(MountError::Flush)?;
+    let seen = |sealed| {
+        RemoteMemory::of(&file_system.core).manifests_seen(sealed).map_err(MountError::Flush)
+    };
     if wanted.keys.is_none() && !seen(true)?.is_empty() {
         // Whatever its marker says by now: nothing goes there in clear.
         return Err(MountError::Key(RemoteError::Key(format!(

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::attributes::Place;
 use super::classify::FileClass;
+use super::prefixes::{SlotSaving, register_block};
 use super::publish::Publishing;
 use super::{FileSystem, FsError, Invalidation, held_back};
 use crate::core::handle::Served;
@@ -28,12 +29,12 @@ impl FileSystem {
             if let Served::Draft(draft) = &open.served {
                 let draft = Arc::clone(draft);
                 drop(state);
-                return self.register_block(&draft);
+                return register_block(self, &draft);
             }
             if let Served::SlotDraft(draft) = &open.served {
                 let draft = Arc::clone(draft);
                 drop(state);
-                return self.slot_saving().import(&draft);
+                return SlotSaving::of(self).import(&draft);
             }
             let Some(node) = nodes.get_mut(&open.inode) else {
                 return Ok(());

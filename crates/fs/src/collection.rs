@@ -174,29 +174,27 @@ fn not_published(when: &str) -> RemoteError {
     ))
 }
 
-impl FileSystem {
-    /// Collects, after the place of the one collection was taken (`collection.begin`).
-    pub fn collect_garbage(&self, request: &CollectionRequest) {
-        let collecting = Collecting {
-            core: &self.core,
-            tiers: self.tiers.as_ref(),
-            remote_memory: self.remote_memory(),
-            commits: self,
-        };
-        let report = match collecting.collected(request) {
-            Ok(report) => report,
-            Err(error) => {
-                self.core.observer.failed(&format!("garbage was not collected: {error}"));
-                let text = match &error {
-                    FsError::Remote(error) => error.told_once(),
-                    other => other.to_string(),
-                };
-                let text: String = text.chars().take(ERROR_CHARACTERS_MAX).collect();
-                format!("error: {text}")
-            }
-        };
-        *self.collection.progress() = Progress::Done(report);
-    }
+/// Collects, after the place of the one collection was taken (`collection.begin`).
+pub fn collect_garbage(fs: &FileSystem, request: &CollectionRequest) {
+    let collecting = Collecting {
+        core: &fs.core,
+        tiers: fs.tiers.as_ref(),
+        remote_memory: RemoteMemory::of(&fs.core),
+        commits: fs,
+    };
+    let report = match collecting.collected(request) {
+        Ok(report) => report,
+        Err(error) => {
+            fs.core.observer.failed(&format!("garbage was not collected: {error}"));
+            let text = match &error {
+                FsError::Remote(error) => error.told_once(),
+                other => other.to_string(),
+            };
+            let text: String = text.chars().take(ERROR_CHARACTERS_MAX).collect();
+            format!("error: {text}")
+        }
+    };
+    *fs.collection.progress() = Progress::Done(report);
 }
 
 /// What a collection needs.

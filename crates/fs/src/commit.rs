@@ -59,7 +59,7 @@ impl FileSystem {
         }
         self.core.drop_spares();
         self.core.let_go()?;
-        self.index_prefixes()?;
+        self.indexer().update()?;
         happened::take_events(&self.core);
         held_back::make_all_durable(self)?;
         if let Some(tiers) = &self.tiers {
@@ -78,30 +78,32 @@ impl FileSystem {
         }
         Ok(())
     }
+}
 
-    /// After the attempt: the layer is the base now, or goes back to be tried again.
-    fn conclude(&self, outcome: Result<(), StoreError>, reached: Reached) -> Result<(), FsError> {
-        if let Err(error) = outcome {
-            let error = conclude_failure(&self.core, error, reached);
-            // Otherwise a disk that is full of what was removed before its commit would stay full.
-            remove_present(self);
-            return Err(error);
-        }
-        let mut state = self.core.state();
-        // Freeing a layer of many records takes as long as many requests.
-        let layer = state.metadata.frozen();
-        state.metadata.thaw_committed()?;
-        state.commit_failure = None;
-        drop(state);
-        if let Some(layer) = layer {
-            remove_files_of(self, &layer);
-        }
-        keep_room(self);
-        if let Err(error) = self.core.store.packs.write_dead() {
-            log::debug!("the packs do not say yet what is not valid: {error}");
-        }
-        Ok(())
+/// After the attempt: the layer is the base now, or goes back to be tried again.
+fn conclude(
+    fs: &FileSystem, outcome: Result<(), StoreError>, reached: Reached,
+) -> Result<(), FsError> {
+    if let Err(error) = outcome {
+        let error = conclude_failure(&fs.core, error, reached);
+        // Otherwise a disk that is full of what was removed before its commit would stay full.
+        remove_present(fs);
+        return Err(error);
     }
+    let mut state = fs.core.state();
+    // Freeing a layer of many records takes as long as many requests.
+    let layer = state.metadata.frozen();
+    state.metadata.thaw_committed()?;
+    state.commit_failure = None;
+    drop(state);
+    if let Some(layer) = layer {
+        remove_files_of(fs, &layer);
+    }
+    keep_room(fs);
+    if let Err(error) = fs.core.store.packs.write_dead() {
+        log::debug!("the packs do not say yet what is not valid: {error}");
+    }
+    Ok(())
 }
 
 /// How far a commit got.
@@ -208,7 +210,7 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
     // A commit that ended in the middle would leave its layer frozen, and none could come after it.
     let panicked = |_| Err(StoreError::Io(io::Error::other("a fault of kvfs ended the commit")));
     let outcome = catch_unwind(write).unwrap_or_else(panicked);
-    fs.conclude(outcome, reached.get())?;
+    conclude(fs, outcome, reached.get())?;
     turn.reach(generation);
     Ok(())
 }
@@ -278,7 +280,7 @@ mod tests {
             let layer = fs.core.amend(&checksums).unwrap();
             writer.write(&layer).unwrap();
             drop(layer);
-            fs.conclude(Ok(()), Reached::Database).unwrap();
+            conclude(fs, Ok(()), Reached::Database).unwrap();
             turn.reach(generation);
             waiting.join().unwrap().unwrap();
         });

@@ -54,7 +54,7 @@ impl FileSystem {
             self.release(created.opened.handle)?;
             return Ok(created.found);
         }
-        self.throttle()?;
+        self.pacing().throttle()?;
         let mut state = self.core.state_to_change()?;
         let (parent, class) = state.directory(place.parent)?;
         if state.entry(place.parent, &place.name)?.is_some() {
@@ -82,92 +82,90 @@ impl FileSystem {
     pub fn create(
         &self, place: &Place, mode: u16, caller: Caller, writes: bool,
     ) -> Result<Created, FsError> {
-        self.create_as(place, mode, caller, (writes, false))
+        create_as(self, place, mode, caller, (writes, false))
     }
 
     /// The same for a writer whose writes are synced: not in memory, and its name is durable soon.
     pub fn create_synchronous(
         &self, place: &Place, mode: u16, caller: Caller,
     ) -> Result<Created, FsError> {
-        self.create_as(place, mode, caller, (true, true))
+        create_as(self, place, mode, caller, (true, true))
     }
+}
 
-    fn create_as(
-        &self, place: &Place, mode: u16, caller: Caller, (writes, is_synchronous): (bool, bool),
-    ) -> Result<Created, FsError> {
-        if let Some(created) = self.virtual_directories().create_block(place, caller, writes)? {
-            return Ok(created);
-        }
-        if let Some(created) =
-            self.virtual_directories().create_slot(place, mode, caller, writes)?
-        {
-            return Ok(created);
-        }
-        check_new(place)?;
-        if !self.core.is_passthrough() {
-            descriptors::check(&self.core)?;
-        }
-        self.throttle()?;
-        self.publishing().publish_before(place)?;
-        let (id, mut inode, class) = reserve(&self.core, place, mode, caller)?;
-        let append = inode.file().is_some_and(|file| file.role.is_append_only());
-        if append && self.core.is_passthrough() {
-            descriptors::check(&self.core)?;
-        }
-        let access = if append { Access::ReadWrite } else { self.core.writer_access() };
-        let in_memory = !is_synchronous && !append;
-        let directory = in_memory.then_some(place.parent);
-        let NewFile { object, file, made, made_ahead } =
-            new_file(&self.core, directory, access, append)?;
-        // The times that whoever asks later is told, too.
-        (inode.mtime, inode.ctime) = (made, inode.ctime.max(made));
-        if let Some(file) = inode.file_mut() {
-            file.object = Some(object);
-        }
-        let mut state = self.core.state_to_change()?;
-        // While the file was made, a limit or a slot may have taken the directory.
-        if let Err(error) = check_free(&state, place) {
-            drop((state, file));
-            discard(&self.core, object);
-            return Err(error);
-        }
-        add_file(&mut state, place, id, &inode, class)?;
-        if append {
-            state.publish(object, ObjectKind::Rows, 0)?;
-        } else {
-            state.unsettled.insert(id, object);
-            state.unsettled.note_made(object, made, made_ahead);
-        }
-        let (served, by) = if append {
-            (Served::Append(file), OpenedBy::Daemon)
-        } else if self.core.is_passthrough() && file.descriptor().is_some() {
-            (Served::Passthrough, OpenedBy::Kernel { file })
-        } else {
-            (Served::File(file), OpenedBy::Daemon)
-        };
-        // A rename proves that such a file is at rest by its release; the round trip is saved.
-        let closes_quietly =
-            !is_synchronous && matches!(served, Served::Passthrough) && awaits_rename(&state, id);
-        // Who has it open when a daemon dies is to hear of that.
-        let closes_quietly = closes_quietly && !self.core.before.is_kept();
-        let handle = state.add_handle(Handle::new(id, writes, served));
-        let node = state.nodes.entry(id).or_default();
-        node.lookups += 1;
-        node.found_in = Some(place.parent);
-        let attributes = Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) };
-        let stable = class == FileClass::Plain
-            && super::lookup::name_is_stable(state.directory(place.parent)?.1, &attributes, b"");
-        Ok(Created {
-            found: Found { attributes, name_is_stable: stable },
-            opened: Opened {
-                handle,
-                by,
-                is_sealed: false,
-                caching: if append { Caching::Never } else { Caching::Kept },
-                closes_quietly,
-            },
-        })
+fn create_as(
+    fs: &FileSystem, place: &Place, mode: u16, caller: Caller,
+    (writes, is_synchronous): (bool, bool),
+) -> Result<Created, FsError> {
+    if let Some(created) = fs.virtual_directories().create_block(place, caller, writes)? {
+        return Ok(created);
     }
+    if let Some(created) = fs.virtual_directories().create_slot(place, mode, caller, writes)? {
+        return Ok(created);
+    }
+    check_new(place)?;
+    if !fs.core.is_passthrough() {
+        descriptors::check(&fs.core)?;
+    }
+    fs.pacing().throttle()?;
+    fs.publishing().publish_before(place)?;
+    let (id, mut inode, class) = reserve(&fs.core, place, mode, caller)?;
+    let append = inode.file().is_some_and(|file| file.role.is_append_only());
+    if append && fs.core.is_passthrough() {
+        descriptors::check(&fs.core)?;
+    }
+    let access = if append { Access::ReadWrite } else { fs.core.writer_access() };
+    let in_memory = !is_synchronous && !append;
+    let directory = in_memory.then_some(place.parent);
+    let NewFile { object, file, made, made_ahead } = new_file(&fs.core, directory, access, append)?;
+    // The times that whoever asks later is told, too.
+    (inode.mtime, inode.ctime) = (made, inode.ctime.max(made));
+    if let Some(file) = inode.file_mut() {
+        file.object = Some(object);
+    }
+    let mut state = fs.core.state_to_change()?;
+    // While the file was made, a limit or a slot may have taken the directory.
+    if let Err(error) = check_free(&state, place) {
+        drop((state, file));
+        discard(&fs.core, object);
+        return Err(error);
+    }
+    add_file(&mut state, place, id, &inode, class)?;
+    if append {
+        state.publish(object, ObjectKind::Rows, 0)?;
+    } else {
+        state.unsettled.insert(id, object);
+        state.unsettled.note_made(object, made, made_ahead);
+    }
+    let (served, by) = if append {
+        (Served::Append(file), OpenedBy::Daemon)
+    } else if fs.core.is_passthrough() && file.descriptor().is_some() {
+        (Served::Passthrough, OpenedBy::Kernel { file })
+    } else {
+        (Served::File(file), OpenedBy::Daemon)
+    };
+    // A rename proves that such a file is at rest by its release; the round trip is saved.
+    let closes_quietly =
+        !is_synchronous && matches!(served, Served::Passthrough) && awaits_rename(&state, id);
+    // Who has it open when a daemon dies is to hear of that.
+    let closes_quietly = closes_quietly && !fs.core.before.is_kept();
+    let handle = state.add_handle(Handle::new(id, writes, served));
+    let node = state.nodes.entry(id).or_default();
+    node.lookups += 1;
+    node.found_in = Some(place.parent);
+    let attributes = Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) };
+    let stable = class == FileClass::Plain
+        && super::lookup::name_is_stable(state.directory(place.parent)?.1, &attributes, b"");
+    Ok(Created {
+        found: Found { attributes, name_is_stable: stable },
+        opened: Opened {
+            handle,
+            by,
+            is_sealed: false,
+            caching: if append { Caching::Never } else { Caching::Kept },
+            closes_quietly,
+        },
+    })
 }
 
 /// The file of a new object: in memory if it may be there first, in a directory that tells how large it most

@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 use super::growing::Growing;
 use super::lossy::LossyModels;
+use super::prefixes::fetch_positions;
+use super::remote_memory::RemoteMemory;
 use super::sight::{self, Sight, note_publications};
 use super::tiers::{Tiers, lacking_in_remote};
 use super::{FileSystem, FsError, held_back};
@@ -158,6 +160,17 @@ impl Mover {
 }
 
 impl Tiers {
+    /// Whether objects are moving down the tiers, which takes the processor.
+    pub fn is_moving(&self) -> bool {
+        self.moving.load(Ordering::Relaxed)
+    }
+
+    /// The mount ends: what is under way in the background changes nothing any more.
+    pub fn stop_moving(&self, core: &Core) {
+        let _state = core.state();
+        self.closing.store(true, Ordering::Release);
+    }
+
     /// A file counts as one that the remote does not have.
     pub(super) fn forget_upload(
         &self, state: &mut State, (id, object): (InodeId, ObjectId),
@@ -177,158 +190,146 @@ impl FileSystem {
     pub(super) fn demotion<'a>(&'a self, tiers: &'a Tiers) -> Demotion<'a> {
         Demotion { core: &self.core, tiers, commits: self }
     }
+}
 
-    /// One round of moving; says how long to wait before the next.
-    pub fn move_objects(&self, mover: &mut Mover) -> Duration {
-        let Some(tiers) = &self.tiers else {
-            return Duration::MAX;
+/// One round of moving; says how long to wait before the next.
+pub fn move_objects(fs: &FileSystem, mover: &mut Mover) -> Duration {
+    let Some(tiers) = &fs.tiers else {
+        return Duration::MAX;
+    };
+    tiers.moving.store(true, Ordering::Relaxed);
+    let outcome = round(fs, tiers, mover);
+    tiers.moving.store(false, Ordering::Relaxed);
+    mover.note_arrived(&fs.core);
+    if tiers.is_closing() {
+        return Duration::MAX;
+    }
+    tiers.publication.note_round(outcome.as_ref().err());
+    let trouble = outcome.as_ref().err().map(ToString::to_string);
+    let trouble = trouble.or_else(|| mover.sight.trouble().map(str::to_owned));
+    tiers.note_trouble(trouble);
+    if let Err(error) = &outcome {
+        mover.report_outage((&fs.core, tiers), error);
+    } else if mover.reported.take().is_some() {
+        log::info!("moving objects to the remote goes on");
+    }
+    match outcome {
+        Err(_) => Duration::from_secs(5),
+        Ok(true) => Duration::ZERO,
+        Ok(false) => Duration::from_millis(500),
+    }
+}
+
+/// Whether there is more to do at once.
+fn round(fs: &FileSystem, tiers: &Tiers, mover: &mut Mover) -> Result<bool, FsError> {
+    let demotion = fs.demotion(tiers);
+    // Before anything that waits for the remote.
+    let encoded = demotion.encode_cold(&mut mover.lossy_models)?;
+    let Some(exchange) = &tiers.exchange else {
+        return Ok(demotion.note_raw()? || encoded > 0);
+    };
+    match exchange.remote().state() {
+        RemoteHealth::Up { id, connection, .. } => {
+            RemoteMemory::of(&fs.core)
+                .remember(id, BlobStore::place(exchange.remote().as_ref()))?;
+            if std::mem::replace(&mut mover.connection, connection) != connection {
+                mover.distrust(&fs.core, tiers)?;
+                mover.sight = Sight::default();
+            }
+        }
+        RemoteHealth::Connecting => return Ok(false),
+        RemoteHealth::Down { error, .. } => return Err(FsError::Remote(error)),
+    }
+    sight::look(fs, tiers, exchange, mover)?;
+    fetch_positions(fs)?;
+    RemoteMemory::of(&fs.core).note_manifests_seen(exchange.remote())?;
+    let uploaded = demotion.upload_batch(exchange, mover)?;
+    demotion.verify_due(exchange, mover)?;
+    if tiers.is_closing() {
+        return Ok(false);
+    }
+    let is_idle = uploaded == 0 && mover.uploaded.is_empty();
+    let is_asked = tiers.publication.take_request();
+    if is_asked || mover.is_publication_due(&fs.core, tiers, is_idle) {
+        let outcome = publish_names(fs, tiers, exchange, mover);
+        if is_asked {
+            tiers.publication.answer(outcome.is_ok());
+        }
+        outcome?;
+        // Making room may take seconds, in which nobody is to be told that the remote lacks what it has.
+        mover.note_arrived(&fs.core);
+    }
+    let granted = fs.movement().grant_wishes(tiers)?;
+    let mut made_room = demotion.encode_cold(&mut mover.lossy_models)?;
+    if made_room == 0 {
+        made_room = demotion.make_room_on_disk()?;
+    }
+    let is_asking = mover.sight.is_asking();
+    Ok(uploaded > 0 || granted > 0 || encoded > 0 || made_room > 0 || is_asking)
+}
+
+/// Publishes all names, upon which the remote keeps what they name.
+fn publish_names(
+    fs: &FileSystem, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
+) -> Result<(), FsError> {
+    let Some(names) = &mut mover.publisher else {
+        return Ok(());
+    };
+    let begin = Instant::now();
+    exchange.remote().check_place().map_err(FsError::Remote)?;
+    let names_changed = fs.core.state().metadata.names_changed;
+    fs.indexer().update()?;
+    note_publications(&fs.core, names)?;
+    fs.commit()?;
+    let (snapshot, totals) = {
+        let metadata = &fs.core.state().metadata;
+        (metadata.snapshot()?, metadata.totals)
+    };
+    names.describe(About::here(totals.objects, totals.bytes));
+    let growing = mover.growing.send(&fs.core, exchange, &snapshot)?;
+    let oldest = growing.values().filter_map(|made| made.since).chain(mover.oldest);
+    let oldest = oldest.reduce(Stamp::or_earlier);
+    let rows = super::manifest_of_names::rows(&snapshot, &growing)?;
+    let published = names.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
+    RemoteMemory::of(&fs.core).note_manifests_seen(exchange.remote())?;
+    note_publications(&fs.core, names)?;
+    mover.sight.note_published();
+    tiers.note_trouble(None);
+    tiers.names_published.store(names_changed, Ordering::Release);
+    mover.growing.note_published(published.is_reliable);
+    (mover.published, mover.took) = (Instant::now(), begin.elapsed());
+    mover.oldest = None;
+    let unnamed = std::mem::take(&mut mover.unnamed);
+    let mut state = fs.core.state_to_change()?;
+    if tiers.is_closing() {
+        return Ok(());
+    }
+    for (id, object) in unnamed {
+        let Some(copy) = state.metadata.remote_copy(object)? else {
+            continue;
         };
-        tiers.moving.store(true, Ordering::Relaxed);
-        let outcome = self.round(tiers, mover);
-        tiers.moving.store(false, Ordering::Relaxed);
-        mover.note_arrived(&self.core);
-        if tiers.is_closing() {
-            return Duration::MAX;
+        if !published.is_reliable {
+            // It took too long: the objects may have been collected meanwhile.
+            tiers.forget_upload(&mut state, (id, object))?;
+            continue;
         }
-        tiers.publication.note_round(outcome.as_ref().err());
-        let trouble = outcome.as_ref().err().map(ToString::to_string);
-        let trouble = trouble.or_else(|| mover.sight.trouble().map(str::to_owned));
-        tiers.note_trouble(trouble);
-        if let Err(error) = &outcome {
-            mover.report_outage((&self.core, tiers), error);
-        } else if mover.reported.take().is_some() {
-            log::info!("moving objects to the remote goes on");
+        if copy.state != RemoteState::Held {
+            held_back::note_named(&fs.core, object);
+            continue;
         }
-        match outcome {
-            Err(_) => Duration::from_secs(5),
-            Ok(true) => Duration::ZERO,
-            Ok(false) => Duration::from_millis(500),
+        state.metadata.set_remote_state(object, copy, RemoteState::Named);
+        let kind = state.metadata.object(object)?.map(|record| (record.kind, record.length));
+        if let Some((kind, length)) = kind
+            && kind != ObjectKind::Manifest
+        {
+            tiers.copies.allow_leaving(object, id, length);
         }
     }
-
-    /// Whether objects are moving down the tiers, which takes the processor.
-    pub fn is_moving(&self) -> bool {
-        self.tiers.as_ref().is_some_and(|tiers| tiers.moving.load(Ordering::Relaxed))
-    }
-
-    /// Whether there is more to do at once.
-    fn round(&self, tiers: &Tiers, mover: &mut Mover) -> Result<bool, FsError> {
-        let demotion = self.demotion(tiers);
-        // Before anything that waits for the remote.
-        let encoded = demotion.encode_cold(&mut mover.lossy_models)?;
-        let Some(exchange) = &tiers.exchange else {
-            return Ok(demotion.note_raw()? || encoded > 0);
-        };
-        match exchange.remote().state() {
-            RemoteHealth::Up { id, connection, .. } => {
-                self.remote_memory().remember(id, BlobStore::place(exchange.remote().as_ref()))?;
-                if std::mem::replace(&mut mover.connection, connection) != connection {
-                    mover.distrust(&self.core, tiers)?;
-                    mover.sight = Sight::default();
-                }
-            }
-            RemoteHealth::Connecting => return Ok(false),
-            RemoteHealth::Down { error, .. } => return Err(FsError::Remote(error)),
-        }
-        sight::look(self, tiers, exchange, mover)?;
-        self.fetch_positions()?;
-        self.remote_memory().note_manifests_seen(exchange.remote())?;
-        let uploaded = demotion.upload_batch(exchange, mover)?;
-        demotion.verify_due(exchange, mover)?;
-        if tiers.is_closing() {
-            return Ok(false);
-        }
-        let is_idle = uploaded == 0 && mover.uploaded.is_empty();
-        let is_asked = tiers.publication.take_request();
-        if is_asked || mover.is_publication_due(&self.core, tiers, is_idle) {
-            let outcome = self.publish_names(tiers, exchange, mover);
-            if is_asked {
-                tiers.publication.answer(outcome.is_ok());
-            }
-            outcome?;
-            // Making room may take seconds, in which nobody is to be told that the remote lacks what it has.
-            mover.note_arrived(&self.core);
-        }
-        let granted = self.movement().grant_wishes(tiers)?;
-        let mut made_room = demotion.encode_cold(&mut mover.lossy_models)?;
-        if made_room == 0 {
-            made_room = demotion.make_room_on_disk()?;
-        }
-        let is_asking = mover.sight.is_asking();
-        Ok(uploaded > 0 || granted > 0 || encoded > 0 || made_room > 0 || is_asking)
-    }
-
-    /// Publishes all names, upon which the remote keeps what they name.
-    fn publish_names(
-        &self, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
-    ) -> Result<(), FsError> {
-        let Some(names) = &mut mover.publisher else {
-            return Ok(());
-        };
-        let begin = Instant::now();
-        exchange.remote().check_place().map_err(FsError::Remote)?;
-        let names_changed = self.core.state().metadata.names_changed;
-        self.index_prefixes()?;
-        note_publications(&self.core, names)?;
-        self.commit()?;
-        let (snapshot, totals) = {
-            let metadata = &self.core.state().metadata;
-            (metadata.snapshot()?, metadata.totals)
-        };
-        names.describe(About::here(totals.objects, totals.bytes));
-        let growing = mover.growing.send(&self.core, exchange, &snapshot)?;
-        let oldest = growing.values().filter_map(|made| made.since).chain(mover.oldest);
-        let oldest = oldest.reduce(Stamp::or_earlier);
-        let rows = super::manifest_of_names::rows(&snapshot, &growing)?;
-        let published = names.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
-        self.remote_memory().note_manifests_seen(exchange.remote())?;
-        note_publications(&self.core, names)?;
-        mover.sight.note_published();
-        tiers.note_trouble(None);
-        tiers.names_published.store(names_changed, Ordering::Release);
-        mover.growing.note_published(published.is_reliable);
-        (mover.published, mover.took) = (Instant::now(), begin.elapsed());
-        mover.oldest = None;
-        let unnamed = std::mem::take(&mut mover.unnamed);
-        let mut state = self.core.state_to_change()?;
-        if tiers.is_closing() {
-            return Ok(());
-        }
-        for (id, object) in unnamed {
-            let Some(copy) = state.metadata.remote_copy(object)? else {
-                continue;
-            };
-            if !published.is_reliable {
-                // It took too long: the objects may have been collected meanwhile.
-                tiers.forget_upload(&mut state, (id, object))?;
-                continue;
-            }
-            if copy.state != RemoteState::Held {
-                held_back::note_named(&self.core, object);
-                continue;
-            }
-            state.metadata.set_remote_state(object, copy, RemoteState::Named);
-            let kind = state.metadata.object(object)?.map(|record| (record.kind, record.length));
-            if let Some((kind, length)) = kind
-                && kind != ObjectKind::Manifest
-            {
-                tiers.copies.allow_leaving(object, id, length);
-            }
-        }
-        log::info!(
-            "published {} names to the remote, {} of {} parts were new",
-            published.rows,
-            published.chunks_sent,
-            published.chunks
-        );
-        Ok(())
-    }
-
-    /// The mount ends: what is under way in the background changes nothing any more.
-    pub fn stop_moving(&self) {
-        if let Some(tiers) = &self.tiers {
-            let _state = self.core.state();
-            tiers.closing.store(true, Ordering::Release);
-        }
-    }
+    log::info!(
+        "published {} names to the remote, {} of {} parts were new",
+        published.rows,
+        published.chunks_sent,
+        published.chunks
+    );
+    Ok(())
 }

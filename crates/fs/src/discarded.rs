@@ -162,7 +162,7 @@ mod tests {
         while requests.is_empty() {
             assert!(count(fs) < WORTH_WAKING);
             left.push(rewrite(fs, id));
-            fs.pace();
+            fs.pacing().pace();
         }
         assert_eq!(count(fs), WORTH_WAKING);
         let last = left.pop().unwrap();
@@ -188,20 +188,20 @@ mod tests {
         let mut longest = Duration::ZERO;
         while count(fs) < 2 * SLOWEST_FROM {
             rewrite(fs, id);
-            if let Pace::After(delay) = fs.pace() {
+            if let Pace::After(delay) = fs.pacing().pace() {
                 assert!(delay >= longest && count(fs) > SLOWEST_FROM / 2, "{delay:?}");
                 longest = delay;
             }
-            assert!(fs.has_room());
+            assert!(fs.pacing().has_room());
         }
         assert!(longest > Duration::from_millis(40), "{longest:?}");
         // Where commits fail they are removed all the same.
         let failure = CommitFailure { why: "a test".to_owned(), lacks_room: false };
         fs.core.state().commit_failure = Some(failure);
-        assert!(matches!(fs.pace(), Pace::After(_)), "{:?}", fs.pace());
+        assert!(matches!(fs.pacing().pace(), Pace::After(_)), "{:?}", fs.pacing().pace());
         fs.core.state().commit_failure = None;
         remove_present(fs);
-        assert!(count(fs) == 0 && fs.pace() == Pace::AtOnce);
+        assert!(count(fs) == 0 && fs.pacing().pace() == Pace::AtOnce);
     }
 
     #[test]

@@ -234,13 +234,11 @@ impl Demotion<'_> {
     }
 }
 
-impl FileSystem {
-    /// Whether objects of the store have copies beside their raw files. Encoded ones are read whatever
-    /// the mount was told, and what changes is not what the remote has.
-    pub fn has_other_copies(&self) -> Result<bool, FsError> {
-        let metadata = &self.core.state().metadata;
-        Ok(metadata.has_encoded_copies()? || metadata.has_remote_copies()?)
-    }
+/// Whether objects of the store have copies beside their raw files. Encoded ones are read whatever
+/// the mount was told, and what changes is not what the remote has.
+pub fn has_other_copies(fs: &FileSystem) -> Result<bool, FsError> {
+    let metadata = &fs.core.state().metadata;
+    Ok(metadata.has_encoded_copies()? || metadata.has_remote_copies()?)
 }
 
 /// Whether an object is a file's that nobody is changing, which may be stored as one likes.

@@ -70,77 +70,10 @@ impl FileSystem {
             return errands::hint_of(self, id);
         }
         if let Some(own) = name.strip_prefix(OWN_PREFIX) {
-            return self.own_attribute(id, own);
+            return own_attribute(self, id, own);
         }
         check_namespace(name)?;
         self.core.state().metadata.attribute(id, name)?.ok_or(FsError::NoAttribute)
-    }
-
-    fn own_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
-        if name == b"gc" && id == InodeId::ROOT {
-            return Ok(self.collection.report()?.into_bytes());
-        }
-        if name == b"scrub" && id == InodeId::ROOT {
-            return Ok(self.scrubs.report().into_bytes());
-        }
-        if name == b"slot_key" {
-            return key_bytes(&self.core, id);
-        }
-        if name == b"moving" {
-            return Ok(self.movement().waits_for(id)?.as_bytes().to_vec());
-        }
-        let stored = match name {
-            b"quota" => Some(QUOTA),
-            b"age" => Some(AGE),
-            b"ttl" => Some(TTL),
-            b"prefill_rate" => Some(PREFILL_RATE),
-            _ => None,
-        };
-        if let Some(stored) = stored {
-            return self.core.state().metadata.attribute(id, stored)?.ok_or(FsError::NoAttribute);
-        }
-        if name == b"used_bytes" {
-            let bytes = self.retention.limited_bytes(id).ok_or(FsError::NoAttribute)?;
-            return Ok(bytes.to_string().into_bytes());
-        }
-        if name == b"rank" {
-            return Ok(leave::rank(self, id)?.into_bytes());
-        }
-        let state = self.core.state();
-        let inode = state.inode(id)?;
-        let file = inode.file().ok_or(FsError::NoAttribute)?;
-        let text = match name {
-            b"tier" => {
-                let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
-                self.residency().whereabouts(&state, object)?.word().to_owned()
-            }
-            b"encoding" | b"stored_bytes" => {
-                let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
-                match (name, self.residency().whereabouts(&state, object)?.stored()) {
-                    (b"encoding", Some((encoding, _))) => encoding.to_owned(),
-                    (b"encoding", None) => "raw".to_owned(),
-                    (_, Some((_, stored_bytes))) => stored_bytes.to_string(),
-                    (_, None) => {
-                        state.attributes_of(&self.core.store, id, &inode)?.size.to_string()
-                    }
-                }
-            }
-            b"served_by" => if self.core.is_passthrough() { "kernel" } else { "daemon" }.to_owned(),
-            b"checksum" => {
-                let object = file.object.ok_or(FsError::NoAttribute)?;
-                let stored = state.metadata.object(object)?.and_then(|record| record.checksum);
-                match file.role {
-                    Role::Page(page) if !page.is_state() => Checksum(page.checksum).to_string(),
-                    _ => Checksum(stored.ok_or(FsError::NoAttribute)?).to_string(),
-                }
-            }
-            b"damaged" if state.is_known_damaged(id) => "yes".to_owned(),
-            b"pin" => return state.metadata.attribute(id, PIN)?.ok_or(FsError::NoAttribute),
-            b"origin" => state.origin_of(id)?.ok_or(FsError::NoAttribute)?.store.to_string(),
-            b"lossy" => return state.metadata.attribute(id, LOSSY)?.ok_or(FsError::NoAttribute),
-            _ => return Err(FsError::NoAttribute),
-        };
-        Ok(text.into_bytes())
     }
 
     /// Names of a file's attributes that a caller may ask for, each followed by a zero byte.
@@ -179,7 +112,7 @@ impl FileSystem {
             return Err(FsError::Unsupported);
         }
         if name == reader_report::ATTRIBUTE.as_bytes() {
-            return self.add_report(id, value);
+            return add_report(self, id, value);
         }
         if name.starts_with(OWN_PREFIX) {
             return match name {
@@ -194,7 +127,7 @@ impl FileSystem {
         if value.len() > VALUE_BYTES_MAX {
             return Err(FsError::AttributeTooLarge);
         }
-        self.throttle()?;
+        self.pacing().throttle()?;
         let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
         let exists = state.metadata.attribute(id, name)?.is_some();
@@ -215,16 +148,6 @@ impl FileSystem {
         Ok(())
     }
 
-    /// What somebody who reads the sequence in a directory has counted since the last time.
-    fn add_report(&self, id: InodeId, report: &[u8]) -> Result<(), FsError> {
-        if !self.core.state().inode(id)?.is_directory() {
-            return Err(FsError::Unsupported);
-        }
-        let counts = Counts::parse(report).map_err(|_| FsError::Invalid)?;
-        self.core.observer.attended(&counts);
-        Ok(())
-    }
-
     /// Removes an attribute.
     pub fn remove_extended_attribute(&self, id: InodeId, name: &[u8]) -> Result<(), FsError> {
         check_namespace(name)?;
@@ -241,6 +164,81 @@ impl FileSystem {
         }
         state.remove_attribute(id, name).map(drop)
     }
+}
+
+fn own_attribute(fs: &FileSystem, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
+    if name == b"gc" && id == InodeId::ROOT {
+        return Ok(fs.collection.report()?.into_bytes());
+    }
+    if name == b"scrub" && id == InodeId::ROOT {
+        return Ok(fs.scrubs.report().into_bytes());
+    }
+    if name == b"slot_key" {
+        return key_bytes(&fs.core, id);
+    }
+    if name == b"moving" {
+        return Ok(fs.movement().waits_for(id)?.as_bytes().to_vec());
+    }
+    let stored = match name {
+        b"quota" => Some(QUOTA),
+        b"age" => Some(AGE),
+        b"ttl" => Some(TTL),
+        b"prefill_rate" => Some(PREFILL_RATE),
+        _ => None,
+    };
+    if let Some(stored) = stored {
+        return fs.core.state().metadata.attribute(id, stored)?.ok_or(FsError::NoAttribute);
+    }
+    if name == b"used_bytes" {
+        let bytes = fs.retention.limited_bytes(id).ok_or(FsError::NoAttribute)?;
+        return Ok(bytes.to_string().into_bytes());
+    }
+    if name == b"rank" {
+        return Ok(leave::rank(fs, id)?.into_bytes());
+    }
+    let state = fs.core.state();
+    let inode = state.inode(id)?;
+    let file = inode.file().ok_or(FsError::NoAttribute)?;
+    let text = match name {
+        b"tier" => {
+            let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
+            fs.residency().whereabouts(&state, object)?.word().to_owned()
+        }
+        b"encoding" | b"stored_bytes" => {
+            let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
+            match (name, fs.residency().whereabouts(&state, object)?.stored()) {
+                (b"encoding", Some((encoding, _))) => encoding.to_owned(),
+                (b"encoding", None) => "raw".to_owned(),
+                (_, Some((_, stored_bytes))) => stored_bytes.to_string(),
+                (_, None) => state.attributes_of(&fs.core.store, id, &inode)?.size.to_string(),
+            }
+        }
+        b"served_by" => if fs.core.is_passthrough() { "kernel" } else { "daemon" }.to_owned(),
+        b"checksum" => {
+            let object = file.object.ok_or(FsError::NoAttribute)?;
+            let stored = state.metadata.object(object)?.and_then(|record| record.checksum);
+            match file.role {
+                Role::Page(page) if !page.is_state() => Checksum(page.checksum).to_string(),
+                _ => Checksum(stored.ok_or(FsError::NoAttribute)?).to_string(),
+            }
+        }
+        b"damaged" if state.is_known_damaged(id) => "yes".to_owned(),
+        b"pin" => return state.metadata.attribute(id, PIN)?.ok_or(FsError::NoAttribute),
+        b"origin" => state.origin_of(id)?.ok_or(FsError::NoAttribute)?.store.to_string(),
+        b"lossy" => return state.metadata.attribute(id, LOSSY)?.ok_or(FsError::NoAttribute),
+        _ => return Err(FsError::NoAttribute),
+    };
+    Ok(text.into_bytes())
+}
+
+/// What somebody who reads the sequence in a directory has counted since the last time.
+fn add_report(fs: &FileSystem, id: InodeId, report: &[u8]) -> Result<(), FsError> {
+    if !fs.core.state().inode(id)?.is_directory() {
+        return Err(FsError::Unsupported);
+    }
+    let counts = Counts::parse(report).map_err(|_| FsError::Invalid)?;
+    fs.core.observer.attended(&counts);
+    Ok(())
 }
 
 impl State {

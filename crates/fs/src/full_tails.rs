@@ -11,14 +11,12 @@ use kvfs_storage::ingest::seal::SealError;
 use kvfs_storage::store::disk::Access;
 use kvfs_storage::store::record::{DirectoryClass, InodeId};
 
-impl FileSystem {
-    /// Seals, durably, the tails that a crash left full.
-    pub(super) fn seal_after_crash(&self) {
-        if self.publishing().seal_full_tails() > 0
-            && let Err(error) = self.commit()
-        {
-            log::warn!("what was sealed after a crash is not durable yet: {error}");
-        }
+/// Seals, durably, the tails that a crash left full.
+pub(super) fn seal_after_crash(fs: &FileSystem) {
+    if fs.publishing().seal_full_tails() > 0
+        && let Err(error) = fs.commit()
+    {
+        log::warn!("what was sealed after a crash is not durable yet: {error}");
     }
 }
 

@@ -7,7 +7,8 @@ use std::path::{Component, Path};
 use std::sync::Arc;
 
 use super::attributes::Caller;
-use super::{FileSystem, FsError, extended_attribute_for, history, hottest};
+use super::metrics::exposition;
+use super::{FileSystem, FsError, extended_attribute_for, history, hottest, status};
 use crate::core::rights::User;
 use crate::core::state::State;
 use kvfs_page::names;
@@ -42,7 +43,7 @@ pub fn told(fs: &FileSystem, after_event: u64) -> Told {
         log::debug!("the last events cannot be shown: {error}");
         String::new()
     });
-    Told { status: fs.status(), metrics: fs.metrics(), events, hottest: hottest::text(fs) }
+    Told { status: status::status(fs), metrics: exposition(fs), events, hottest: hottest::text(fs) }
 }
 
 /// Somebody who looks at directories.

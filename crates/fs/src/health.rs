@@ -54,47 +54,44 @@ impl Health {
     }
 }
 
-impl FileSystem {
-    /// How well the mount is now.
-    pub(super) fn health(&self) -> Health {
-        let (refusal, commit_failure, damaged_files, lacks_remote, given_up) = {
-            let mut state = self.core.state();
-            let damaged_files = state.count_known_damage();
-            let lacks_remote = self.residency().lacks_remote(&state);
-            let given_up = state.metadata.arrivals.given_up();
-            let given_up = given_up.why().map(|why| (given_up.len(), why.to_owned()));
-            let commit_failure = state.commit_failure.clone();
-            (state.refusal, commit_failure, damaged_files, lacks_remote, given_up)
-        };
-        let mut reasons = Vec::new();
-        if let Some(why) = commit_failure {
-            reasons.push(format!("the last commit failed: {}", why.why));
-        }
-        if refusal == Some(Refusal::DamagedMetadata) {
-            let why = "records are missing or not as they were written: unmount, and run kvfs fsck";
-            reasons.push(why.to_owned());
-        }
-        if damaged_files > 0 {
-            reasons.push(format!("{damaged_files} files are damaged: see .kvfs/errors"));
-        }
-        reasons.extend(self.tiers.as_ref().and_then(remote_trouble));
-        reasons.extend(
-            given_up.map(|(count, why)| {
-                format!("{count} files cannot be brought into the remote: {why}")
-            }),
-        );
-        if lacks_remote {
-            let why = "the store has copies in a remote and the mount has none: what only the \
-                       remote has cannot be read";
-            reasons.push(why.to_owned());
-        }
-        match self.core.store.disk.space() {
-            Ok(_) if self.core.store.is_read_only() => {}
-            Ok(space) => reasons.extend(lack_of_space(&self.core, &space)),
-            Err(error) => reasons.push(format!("the disk does not tell its free space: {error}")),
-        }
-        Health { refusal, reasons, damaged_files }
+/// How well the mount is now.
+pub(super) fn health(fs: &FileSystem) -> Health {
+    let (refusal, commit_failure, damaged_files, lacks_remote, given_up) = {
+        let mut state = fs.core.state();
+        let damaged_files = state.count_known_damage();
+        let lacks_remote = fs.residency().lacks_remote(&state);
+        let given_up = state.metadata.arrivals.given_up();
+        let given_up = given_up.why().map(|why| (given_up.len(), why.to_owned()));
+        let commit_failure = state.commit_failure.clone();
+        (state.refusal, commit_failure, damaged_files, lacks_remote, given_up)
+    };
+    let mut reasons = Vec::new();
+    if let Some(why) = commit_failure {
+        reasons.push(format!("the last commit failed: {}", why.why));
     }
+    if refusal == Some(Refusal::DamagedMetadata) {
+        let why = "records are missing or not as they were written: unmount, and run kvfs fsck";
+        reasons.push(why.to_owned());
+    }
+    if damaged_files > 0 {
+        reasons.push(format!("{damaged_files} files are damaged: see .kvfs/errors"));
+    }
+    reasons.extend(fs.tiers.as_ref().and_then(remote_trouble));
+    reasons.extend(
+        given_up
+            .map(|(count, why)| format!("{count} files cannot be brought into the remote: {why}")),
+    );
+    if lacks_remote {
+        let why = "the store has copies in a remote and the mount has none: what only the \
+                   remote has cannot be read";
+        reasons.push(why.to_owned());
+    }
+    match fs.core.store.disk.space() {
+        Ok(_) if fs.core.store.is_read_only() => {}
+        Ok(space) => reasons.extend(lack_of_space(&fs.core, &space)),
+        Err(error) => reasons.push(format!("the disk does not tell its free space: {error}")),
+    }
+    Health { refusal, reasons, damaged_files }
 }
 
 fn remote_trouble(tiers: &Tiers) -> Option<String> {

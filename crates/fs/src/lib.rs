@@ -33,13 +33,13 @@
 //! | `growing` | copies of tails and token files for that manifest |
 //! | `rebuild` | a new store takes over the names that another published |
 //! | `collection` | garbage |
-//! | `tiers` | what those share, and what is told of them |
-//! | `backlog` | changes that wait for a commit, and their pace |
+//! | `tiers`, `survey` | what those share, and what of it is on record |
+//! | `backlog`, `pacing` | changes that wait for a commit, and their pace |
 //! | `whereabouts`, `placement` | where the bytes of an object are, and of all pages of a layer |
 //! | `health` | how well the mount is, and why |
 //! | `takeover` | the mount goes on with another daemon |
 //! | `subject` | what a request is about, for the log |
-//! | `views`, `metrics`, `history`, `hottest`, `seen` | `.kvfs/`, what happened, what is used |
+//! | `views`, `status`, `metrics`, `history`, `hottest`, `seen` | `.kvfs/`, what happened, what is used |
 //! | `batch` | many names of a directory in one question |
 //! | `prefixes` | finding pages by the tokens that they are about |
 //! | `foreign` | the same in other stores of the remote |
@@ -90,6 +90,7 @@ mod movement;
 mod on_corrupt;
 mod open;
 mod opened;
+mod pacing;
 mod pin;
 mod placement;
 mod postponed;
@@ -108,7 +109,9 @@ mod seen;
 mod setattr;
 mod share;
 mod sight;
+mod status;
 mod subject;
+mod survey;
 mod sweep;
 mod synchronous;
 pub mod takeover;
@@ -128,30 +131,39 @@ pub use self::core::happened::take_waiting_events;
 pub use self::core::releases::{Release, Releases};
 pub use self::core::waits::{Awaited, Waits};
 pub use attributes::{Attributes, Caller, Found, Place};
-pub use backlog::{KeptLow, Pace};
+pub use backlog::KeptLow;
 pub use close::sync_directory;
-pub use collection::CollectionRequest;
+pub use collection::{CollectionRequest, collect_garbage};
 pub use core::recalled;
 pub use create::{Created, NewNode};
-pub use demotion::Mover;
+pub use demotion::{Mover, move_objects};
 pub use discarded::{remove_discarded, remove_through};
+pub use encoded::has_other_copies;
 pub use errands::Errands;
 pub use error::FsError;
 pub use extended::{extended_attribute_for, set_extended_attribute_for};
+pub use foreign::refresh_foreign;
 pub use held_back::make_all_durable;
 pub use list::{Listed, Listing};
 pub use live::{Changes, Choices, Steering, configuration, settings_changed};
 pub use lookup::Lookup;
+pub use metrics::exposition;
 pub use on_corrupt::OnCorrupt;
 pub use opened::{Caching, Opened, OpenedBy};
+pub use pacing::{Pace, Pacing};
 pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_THREADS};
-pub use prefixes::{Answers, VirtualDirectories, look_at_beginning, look_is_due, read_answers};
-pub use retention::{Retainer, Retention, check_limit};
-pub use scrub::ScrubRequest;
+pub use prefixes::{
+    Answers, Indexer, VirtualDirectories, look_at_beginning, look_is_due, read_answers,
+    remove_unfinished_saves,
+};
+pub use remote_memory::RemoteMemory;
+pub use retention::{Retainer, Retention, check_limit, record_uses, retain};
+pub use scrub::{ScrubRequest, scrub};
 pub use setattr::{NewTime, SetAttributes};
 pub use sight::own_manifests;
 pub use subject::{Subject, shown};
-pub use sweep::check_records;
+pub use survey::survey;
+pub use sweep::{check_records, sweep_after_crash};
 pub use synchronous::is_synchronous;
 pub use tiers::Tiers;
 pub use transfer::WriteOutcome;
@@ -278,7 +290,7 @@ impl FileSystem {
         file_system.retention.begin(believed);
         if !file_system.core.store.is_read_only() {
             torn_rows::cut_after_crash(&file_system.core);
-            file_system.seal_after_crash();
+            full_tails::seal_after_crash(&file_system);
         }
         Ok((file_system, recovered))
     }

@@ -17,7 +17,7 @@ impl FileSystem {
     /// Gives a file another name.
     pub fn link(&self, id: InodeId, place: &Place) -> Result<Found, FsError> {
         check_new(place)?;
-        self.throttle()?;
+        self.pacing().throttle()?;
         self.publishing().publish_before(place)?;
         let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;

@@ -24,7 +24,7 @@ pub enum Lookup {
 impl FileSystem {
     /// Finds a name; a found inode is held until the kernel forgets it.
     pub fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
-        if let Some(attributes) = self.lookup_view(parent, name)? {
+        if let Some(attributes) = views::lookup(self, parent, name)? {
             let name_is_stable = views::name_is_stable(attributes.inode);
             return Ok(Lookup::Found(Found { attributes, name_is_stable }));
         }
@@ -79,7 +79,7 @@ impl FileSystem {
     /// What `stat` shows.
     pub fn attributes(&self, inode: InodeId) -> Result<Attributes, FsError> {
         if views::is_view(inode) {
-            return Ok(self.view_attributes(inode));
+            return Ok(views::attributes(self, inode));
         }
         if prefixes::is_virtual(inode) {
             return self.virtual_directories().attributes(inode);

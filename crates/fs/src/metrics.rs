@@ -11,6 +11,7 @@ use kvfs_storage::tier::remote::State as RemoteHealth;
 use kvfs_storage::tier::ssd::SsdTier;
 
 use super::FileSystem;
+use super::health::health;
 use super::hits::saved_seconds;
 use super::residency::ssd_used_bytes;
 use super::scrub::add_scrub;
@@ -25,28 +26,26 @@ const CAPACITY: (&str, &str) =
 const FREE: (&str, &str) =
     ("kvfs_tier_free_bytes", "Bytes that can be written to the tier before something has to leave");
 
-impl FileSystem {
-    /// All of them in Prometheus' text format.
-    pub fn metrics(&self) -> String {
-        let mut gauges = Gauges::default();
-        add_mount(self, &mut gauges);
-        if let Some(seconds) = saved_seconds(&self.core) {
-            let help =
-                "Seconds of computing that opened pages have saved, less the time of their opens";
-            gauges.add_seconds("kvfs_saved_seconds", help, seconds);
-        }
-        add_memory(self, &mut gauges);
-        add_disk(self, &mut gauges);
-        add_scrub(self, &mut gauges);
-        if let Some(tiers) = &self.tiers {
-            add_remote(self, tiers, &mut gauges);
-        }
-        self.core.observer.metrics(gauges)
+/// All of them in Prometheus' text format.
+pub fn exposition(fs: &FileSystem) -> String {
+    let mut gauges = Gauges::default();
+    add_mount(fs, &mut gauges);
+    if let Some(seconds) = saved_seconds(&fs.core) {
+        let help =
+            "Seconds of computing that opened pages have saved, less the time of their opens";
+        gauges.add_seconds("kvfs_saved_seconds", help, seconds);
     }
+    add_memory(fs, &mut gauges);
+    add_disk(fs, &mut gauges);
+    add_scrub(fs, &mut gauges);
+    if let Some(tiers) = &fs.tiers {
+        add_remote(fs, tiers, &mut gauges);
+    }
+    fs.core.observer.metrics(gauges)
 }
 
 fn add_mount(fs: &FileSystem, gauges: &mut Gauges) {
-    let health = fs.health();
+    let health = health(fs);
     let (totals, handles) = {
         let state = fs.core.state();
         (super::held_back::totals(&state), state.handles.len())

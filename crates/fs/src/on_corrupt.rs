@@ -9,7 +9,7 @@
 use super::attributes::Place;
 use super::opened::Opened;
 use super::residency::Residency;
-use super::{FileSystem, FsError, Invalidation};
+use super::{FileSystem, FsError, Invalidation, open};
 use crate::core::happened;
 use crate::core::state::State;
 use kvfs_page::names;
@@ -53,7 +53,7 @@ impl FileSystem {
     pub fn open_file(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
         if self.choices.on_corrupt() == OnCorrupt::Eio {
             // What another store was said to have is a cache's hit, or none.
-            return self.open_present(id, flags).or_else(|error| {
+            return open::open_present(self, id, flags).or_else(|error| {
                 let residency = self.residency();
                 if residency.is_foreign(id) { residency.as_miss(id, error) } else { Err(error) }
             });
@@ -61,7 +61,7 @@ impl FileSystem {
         if self.core.state().damaged.contains_key(&id) {
             return Err(FsError::Stale);
         }
-        self.open_present(id, flags).or_else(|error| self.residency().as_miss(id, error))
+        open::open_present(self, id, flags).or_else(|error| self.residency().as_miss(id, error))
     }
 }
 

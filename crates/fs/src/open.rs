@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::attributes::Caller;
-use super::backlog::throttle_rewriting;
 use super::demotion::Commits;
 use super::extended::LOSSY;
 use super::hits::PageOpen;
@@ -15,7 +14,8 @@ use super::publish::Publishing;
 use super::residency::{Residency, tier_here};
 use super::verify::{Depth, Verify};
 use super::{
-    Choices, FileSystem, FsError, Invalidation, batch, descriptors, dialogue, prefixes, seen, views,
+    Choices, FileSystem, FsError, Invalidation, batch, descriptors, dialogue, prefixes, seen,
+    synchronous, views,
 };
 use crate::core::Core;
 use crate::core::guard::StateGuard;
@@ -79,77 +79,6 @@ impl FileSystem {
         Ok(opened)
     }
 
-    /// Opens a file whose bytes can be had.
-    pub(super) fn open_present(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
-        if views::is_view(id) {
-            return self.open_view(id, flags);
-        }
-        if prefixes::is_virtual(id) {
-            // Requests for those come with who asks.
-            return self.virtual_directories().open(id, flags, Caller::DAEMON);
-        }
-        if !self.core.is_passthrough() {
-            descriptors::check(&self.core)?;
-        }
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let truncates = flags & libc::O_TRUNC != 0;
-        if truncates {
-            throttle_rewriting(self)?;
-        }
-        let state = self.core.state();
-        if state.nodes.get(&id).is_some_and(|node| node.stale) {
-            return Err(FsError::Stale);
-        }
-        let inode = state.inode(id)?;
-        let file = match inode.file() {
-            Some(file) => file,
-            None if inode.is_directory() => return Err(FsError::IsDirectory),
-            None => return Err(FsError::Invalid),
-        };
-        match file.role {
-            Role::Page(_) | Role::Manifest if writes || truncates => {
-                return Err(FsError::NotPermitted);
-            }
-            Role::Tail { .. } | Role::Tokens => {}
-            _ if truncates || writes => {}
-            _ => {
-                let opened = self.opening().open_reader(state, id, &inode, file)?;
-                if flags & EXECUTES != 0
-                    && let Some(handle) = self.core.state().handles.get_mut(&opened.handle)
-                {
-                    handle.executes = true;
-                }
-                return Ok(opened);
-            }
-        }
-        if truncates && !writes && state.is_running(id) {
-            return Err(FsError::Busy);
-        }
-        drop(state);
-        if file.role.is_append_only() {
-            return self.opening().open_append(id, writes, truncates);
-        }
-        if super::is_synchronous(flags) {
-            self.leave_memory(id)?;
-        }
-        let opening = self.opening();
-        if truncates {
-            let resident = self.tiers.is_none();
-            // Bytes that are to be thrown away need not come here first.
-            if let Some(opened) = opening.open_truncated(id, writes, resident)? {
-                return Ok(opened);
-            }
-        }
-        opening.with_resident(id, || {
-            if truncates {
-                opening.open_truncated(id, writes, true)?.ok_or(FsError::Stale)
-            } else {
-                opening.check_bytes(id)?;
-                opening.open_writer(id)
-            }
-        })
-    }
-
     /// Opens a sealed file for reading whose backing file the kernel still holds from an earlier
     /// open. `None` if that file is not the one on the disk any more.
     pub fn open_held(&self, id: InodeId) -> Result<Option<u64>, FsError> {
@@ -205,6 +134,77 @@ impl FileSystem {
         let file = inode.as_ref().and_then(Inode::file);
         file.is_some_and(|file| file.size > READ_AT_ONCE_BYTES && !file.unsettled)
     }
+}
+
+/// Opens a file whose bytes can be had.
+pub(super) fn open_present(fs: &FileSystem, id: InodeId, flags: i32) -> Result<Opened, FsError> {
+    if views::is_view(id) {
+        return views::open(fs, id, flags);
+    }
+    if prefixes::is_virtual(id) {
+        // Requests for those come with who asks.
+        return fs.virtual_directories().open(id, flags, Caller::DAEMON);
+    }
+    if !fs.core.is_passthrough() {
+        descriptors::check(&fs.core)?;
+    }
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    let truncates = flags & libc::O_TRUNC != 0;
+    if truncates {
+        fs.pacing().throttle_rewriting()?;
+    }
+    let state = fs.core.state();
+    if state.nodes.get(&id).is_some_and(|node| node.stale) {
+        return Err(FsError::Stale);
+    }
+    let inode = state.inode(id)?;
+    let file = match inode.file() {
+        Some(file) => file,
+        None if inode.is_directory() => return Err(FsError::IsDirectory),
+        None => return Err(FsError::Invalid),
+    };
+    match file.role {
+        Role::Page(_) | Role::Manifest if writes || truncates => {
+            return Err(FsError::NotPermitted);
+        }
+        Role::Tail { .. } | Role::Tokens => {}
+        _ if truncates || writes => {}
+        _ => {
+            let opened = fs.opening().open_reader(state, id, &inode, file)?;
+            if flags & EXECUTES != 0
+                && let Some(handle) = fs.core.state().handles.get_mut(&opened.handle)
+            {
+                handle.executes = true;
+            }
+            return Ok(opened);
+        }
+    }
+    if truncates && !writes && state.is_running(id) {
+        return Err(FsError::Busy);
+    }
+    drop(state);
+    if file.role.is_append_only() {
+        return fs.opening().open_append(id, writes, truncates);
+    }
+    if synchronous::is_synchronous(flags) {
+        synchronous::leave_memory(fs, id)?;
+    }
+    let opening = fs.opening();
+    if truncates {
+        let resident = fs.tiers.is_none();
+        // Bytes that are to be thrown away need not come here first.
+        if let Some(opened) = opening.open_truncated(id, writes, resident)? {
+            return Ok(opened);
+        }
+    }
+    opening.with_resident(id, || {
+        if truncates {
+            opening.open_truncated(id, writes, true)?.ok_or(FsError::Stale)
+        } else {
+            opening.check_bytes(id)?;
+            opening.open_writer(id)
+        }
+    })
 }
 
 impl<'a> Opening<'a> {

@@ -454,8 +454,10 @@ mod tests {
         for number in 0..SLOWEST_FROM as u64 / 2 + 100 {
             assert!(fs.postponed.take_in(ObjectId(1 << 40 | number), 0, &endless));
         }
-        assert!(matches!(fs.pace(), Pace::After(delay) if delay < Duration::from_millis(1)));
+        assert!(
+            matches!(fs.pacing().pace(), Pace::After(delay) if delay < Duration::from_millis(1))
+        );
         remove_all(fs);
-        assert_eq!((fs.pace(), fs.postponed.amount()), (Pace::AtOnce, Amount::default()));
+        assert_eq!((fs.pacing().pace(), fs.postponed.amount()), (Pace::AtOnce, Amount::default()));
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::SystemTime;
 
-use super::{FileSystem, FsError};
+use super::FsError;
 use crate::core::Core;
 use kvfs_storage::store::record::{RemoteIdentity, RemotePlace};
 use kvfs_storage::tier::remote::{Remote, RemoteId, Sequence, StoreId};
@@ -14,14 +14,12 @@ pub struct RemoteMemory<'a> {
     core: &'a Core,
 }
 
-impl FileSystem {
-    /// What the store remembers of its remote.
-    pub fn remote_memory(&self) -> RemoteMemory<'_> {
-        RemoteMemory { core: &self.core }
+impl<'a> RemoteMemory<'a> {
+    /// That of a store.
+    pub fn of(core: &'a Core) -> RemoteMemory<'a> {
+        RemoteMemory { core }
     }
-}
 
-impl RemoteMemory<'_> {
     /// What the store and its remote know each other by; the store's name is made the first time. On
     /// read-only media it is this mount's alone. Only before the mount answers.
     pub fn identity(&self) -> Result<(StoreId, Option<RemoteId>), FsError> {

@@ -1,7 +1,8 @@
 //! unlink(2) and rmdir(2).
 
 use super::attributes::Place;
-use super::{FileSystem, FsError};
+use super::prefixes::unlink_block;
+use super::{FileSystem, FsError, views};
 use crate::core::orphan::remove_name;
 use crate::core::stale::mark_stale;
 use crate::core::state::State;
@@ -12,13 +13,13 @@ use kvfs_storage::store::record::{Inode, InodeId, Kind, Time};
 impl FileSystem {
     /// Removes a name of a file. Whoever has the file open keeps its bytes.
     pub fn unlink(&self, place: &Place) -> Result<(), FsError> {
-        if let Some(outcome) = self.unlink_block(place) {
+        if let Some(outcome) = unlink_block(self, place) {
             return outcome;
         }
-        if self.is_virtual_name(place)? {
+        if views::is_virtual_name(self, place)? {
             return Err(FsError::NotPermitted);
         }
-        self.throttle_removal();
+        self.pacing().throttle_removal();
         let mut state = self.core.state_to_change()?;
         let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
         let mut inode = state.inode(entry.inode)?;
@@ -35,10 +36,10 @@ impl FileSystem {
 
     /// Removes an empty directory.
     pub fn remove_directory(&self, place: &Place) -> Result<(), FsError> {
-        if self.is_virtual_name(place)? {
+        if views::is_virtual_name(self, place)? {
             return Err(FsError::NotPermitted);
         }
-        self.throttle_removal();
+        self.pacing().throttle_removal();
         // A page whose writer is done makes its directory one that is not empty.
         let entry = self.core.state().entry(place.parent, &place.name)?;
         if let Some(entry) = entry {

@@ -2,7 +2,7 @@
 
 use super::attributes::Place;
 use super::classify::{self, FileClass};
-use super::{FileSystem, FsError, Invalidation, check_new};
+use super::{FileSystem, FsError, Invalidation, check_new, views};
 use crate::core::Core;
 use crate::core::guard::StateGuard;
 use crate::core::state::State;
@@ -15,7 +15,7 @@ impl FileSystem {
     /// what it knows of that inode before it hears that the rename is done.
     pub fn rename(&self, from: &Place, to: &Place, flags: u32) -> Result<Option<InodeId>, FsError> {
         check_new(to)?;
-        if self.is_virtual_name(from)? {
+        if views::is_virtual_name(self, from)? {
             return Err(FsError::NotPermitted);
         }
         if flags == libc::RENAME_EXCHANGE {
@@ -25,7 +25,7 @@ impl FileSystem {
         if flags & !libc::RENAME_NOREPLACE != 0 {
             return Err(FsError::Invalid);
         }
-        self.throttle()?;
+        self.pacing().throttle()?;
         self.publishing().publish_before(to)?;
         let replaced = self.core.state().entry(to.parent, &to.name)?;
         if let Some(directory) = replaced.filter(|entry| entry.file_type == libc::S_IFDIR) {

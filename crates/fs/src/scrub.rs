@@ -41,6 +41,7 @@ use kvfs_storage::store::record::{InodeId, ObjectId, Time};
 use kvfs_storage::tier::remote::throttle::Bucket;
 use last::LastScrub;
 pub(crate) use last::SCRUBBED;
+use mend::Mender;
 use read::Reader;
 
 /// Files that are read at a time. One after the other leaves the disk idle while its bytes are hashed.
@@ -207,56 +208,54 @@ pub(super) fn add_scrub(fs: &FileSystem, gauges: &mut Gauges) {
     add("kvfs_scrub_repaired_files", "Files of those that were mended", progress.repaired);
 }
 
-impl FileSystem {
-    /// Reads what was asked for, until the end, until somebody stops it, or until the mount is over.
-    pub fn scrub(&self, request: &ScrubRequest, is_over: &(dyn Fn() -> bool + Sync)) {
-        let looked = self.core.store.packs.look_for_lost().map_err(FsError::from);
-        let found = looked.and_then(|()| files_below(&self.core, request.below));
-        let outcome = found.and_then(|files| {
-            self.scrubs.progress().files = files.len() as u64;
-            self.scrub_files(&files, request.rate, is_over)
-        });
-        if request.below == InodeId::ROOT && outcome.is_ok() {
-            record_scrub(self);
+/// Reads what was asked for, until the end, until somebody stops it, or until the mount is over.
+pub fn scrub(fs: &FileSystem, request: &ScrubRequest, is_over: &(dyn Fn() -> bool + Sync)) {
+    let looked = fs.core.store.packs.look_for_lost().map_err(FsError::from);
+    let found = looked.and_then(|()| files_below(&fs.core, request.below));
+    let outcome = found.and_then(|files| {
+        fs.scrubs.progress().files = files.len() as u64;
+        scrub_files(fs, &files, request.rate, is_over)
+    });
+    if request.below == InodeId::ROOT && outcome.is_ok() {
+        record_scrub(fs);
+    }
+    let mut progress = fs.scrubs.progress();
+    progress.seconds = progress.started.map_or(0, |started| started.elapsed().as_secs());
+    progress.phase = match outcome {
+        Ok(()) if progress.done == progress.files => Phase::Done,
+        Ok(()) => Phase::Stopped,
+        Err(error) => {
+            fs.core.observer.failed(&format!("the scrub ended: {error}"));
+            Phase::Failed(format!("failed: {error}"))
         }
-        let mut progress = self.scrubs.progress();
-        progress.seconds = progress.started.map_or(0, |started| started.elapsed().as_secs());
-        progress.phase = match outcome {
-            Ok(()) if progress.done == progress.files => Phase::Done,
-            Ok(()) => Phase::Stopped,
-            Err(error) => {
-                self.core.observer.failed(&format!("the scrub ended: {error}"));
-                Phase::Failed(format!("failed: {error}"))
-            }
-        };
-    }
+    };
+}
 
-    fn scrub_files(
-        &self, files: &[(ObjectId, InodeId)], rate: Option<NonZeroU64>,
-        is_over: &(dyn Fn() -> bool + Sync),
-    ) -> Result<(), FsError> {
-        let todo = &Mutex::new(files.iter());
-        let bucket = rate.map(Bucket::new);
-        let is_stopped: &(dyn Fn() -> bool + Sync) =
-            &|| is_over() || self.scrubs.is_stopped.load(Ordering::Acquire);
-        std::thread::scope(|scope| {
-            let start = || {
-                let reader = Aside::start(scope, Reader::new(bucket.as_ref(), is_stopped)?)?;
-                let work = move || scrub_some(self, todo, reader, is_stopped);
-                Builder::new().spawn_scoped(scope, work)
-            };
-            // Where there are no more threads or memory, fewer do it.
-            let first = start()?;
-            let others = (1..THREADS).map_while(|_| start().ok());
-            let threads: Vec<_> = std::iter::once(first).chain(others).collect();
-            let ended = threads.into_iter().map(|thread| {
-                let panicked = |_| Err(std::io::Error::other("a scrub panicked").into());
-                thread.join().unwrap_or_else(panicked)
-            });
-            // All of them are waited for, whatever became of the first.
-            ended.fold(Ok(()), Result::and)
-        })
-    }
+fn scrub_files(
+    fs: &FileSystem, files: &[(ObjectId, InodeId)], rate: Option<NonZeroU64>,
+    is_over: &(dyn Fn() -> bool + Sync),
+) -> Result<(), FsError> {
+    let todo = &Mutex::new(files.iter());
+    let bucket = rate.map(Bucket::new);
+    let is_stopped: &(dyn Fn() -> bool + Sync) =
+        &|| is_over() || fs.scrubs.is_stopped.load(Ordering::Acquire);
+    std::thread::scope(|scope| {
+        let start = || {
+            let reader = Aside::start(scope, Reader::new(bucket.as_ref(), is_stopped)?)?;
+            let work = move || scrub_some(fs, todo, reader, is_stopped);
+            Builder::new().spawn_scoped(scope, work)
+        };
+        // Where there are no more threads or memory, fewer do it.
+        let first = start()?;
+        let others = (1..THREADS).map_while(|_| start().ok());
+        let threads: Vec<_> = std::iter::once(first).chain(others).collect();
+        let ended = threads.into_iter().map(|thread| {
+            let panicked = |_| Err(std::io::Error::other("a scrub panicked").into());
+            thread.join().unwrap_or_else(panicked)
+        });
+        // All of them are waited for, whatever became of the first.
+        ended.fold(Ok(()), Result::and)
+    })
 }
 
 /// A scrub of everything has ended, unless somebody has stopped it: that goes on record where it may be written to.
@@ -278,7 +277,7 @@ fn scrub_some<'a>(
     mut reader: Aside<'a>, is_stopped: &(dyn Fn() -> bool + Sync),
 ) -> Result<(), FsError> {
     while let Some(&(object, id)) = next(todo).filter(|_| !is_stopped()) {
-        let found = match fs.mender().scrub_file(id, object, &mut reader)? {
+        let found = match Mender::of(fs).scrub_file(id, object, &mut reader)? {
             // Nothing was read, but somebody who opened it found out.
             Found::Skipped if fs.core.state().is_known_damaged(id) => Found::Damaged,
             found => found,

@@ -51,8 +51,8 @@ impl FileSystem {
         }
         match set.size {
             // It may be how somebody makes room.
-            Some(_) => self.throttle_removal(),
-            None => self.throttle()?,
+            Some(_) => self.pacing().throttle_removal(),
+            None => self.pacing().throttle()?,
         }
         self.core.state().check_current(id)?;
         if let Some(size) = set.size {

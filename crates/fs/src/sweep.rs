@@ -60,18 +60,16 @@ impl LeftByCrash {
     }
 }
 
-impl FileSystem {
-    /// Removes object files that a crash left without a record; runs beside the mount.
-    ///
-    /// # Errors
-    /// [`StoreError::Corrupt`]: records are missing. Nothing was removed, and nothing can be from now on.
-    pub fn sweep_after_crash(&self) -> Result<usize, StoreError> {
-        check_records(self)?;
-        let Some(unswept) = self.left_by_crash.begin() else { return Ok(0) };
-        let removed = unswept.sweep(&self.core.store, |look| look(&self.core.state().metadata))?;
-        self.left_by_crash.end();
-        Ok(removed)
-    }
+/// Removes object files that a crash left without a record; runs beside the mount.
+///
+/// # Errors
+/// [`StoreError::Corrupt`]: records are missing. Nothing was removed, and nothing can be from now on.
+pub fn sweep_after_crash(fs: &FileSystem) -> Result<usize, StoreError> {
+    check_records(fs)?;
+    let Some(unswept) = fs.left_by_crash.begin() else { return Ok(0) };
+    let removed = unswept.sweep(&fs.core.store, |look| look(&fs.core.state().metadata))?;
+    fs.left_by_crash.end();
+    Ok(removed)
 }
 
 /// Compares what all records add up to with what was recorded, where opening left that for later. With records missing,

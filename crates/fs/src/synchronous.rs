@@ -10,19 +10,17 @@ pub fn is_synchronous(flags: i32) -> bool {
     flags & libc::O_DSYNC != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY
 }
 
-impl FileSystem {
-    /// Takes a file out of memory, where syncing it would mean nothing.
-    pub(super) fn leave_memory(&self, id: InodeId) -> Result<(), FsError> {
-        let Some(ram) = &self.core.store.ram else { return Ok(()) };
-        let object = {
-            let state = self.core.state();
-            let inode = state.inode(id)?;
-            inode.file().and_then(|file| state.current_object(id, file))
-        };
-        let Some(object) = object.filter(|object| ram.holds(*object)) else { return Ok(()) };
-        // The disk has it then, unless somebody goes on writing.
-        held_back::make_all_durable(self)?;
-        ram.drop_clean(object);
-        if ram.holds(object) { Err(FsError::InUse) } else { Ok(()) }
-    }
+/// Takes a file out of memory, where syncing it would mean nothing.
+pub(super) fn leave_memory(fs: &FileSystem, id: InodeId) -> Result<(), FsError> {
+    let Some(ram) = &fs.core.store.ram else { return Ok(()) };
+    let object = {
+        let state = fs.core.state();
+        let inode = state.inode(id)?;
+        inode.file().and_then(|file| state.current_object(id, file))
+    };
+    let Some(object) = object.filter(|object| ram.holds(*object)) else { return Ok(()) };
+    // The disk has it then, unless somebody goes on writing.
+    held_back::make_all_durable(fs)?;
+    ram.drop_clean(object);
+    if ram.holds(object) { Err(FsError::InUse) } else { Ok(()) }
 }

@@ -56,50 +56,14 @@ impl FileSystem {
         &self, handle: u64, offset: u64, bytes: &[u8], appends: bool,
     ) -> Result<(), FsError> {
         let mode = WriteMode { offset, appends, may_wait: true };
-        self.write_as(handle, bytes, mode).map(drop)
+        write_as(self, handle, bytes, mode).map(drop)
     }
 
     /// The same where it need not wait.
     pub fn write_at_once(
         &self, handle: u64, offset: u64, bytes: &[u8], appends: bool,
     ) -> Result<WriteOutcome, FsError> {
-        self.write_as(handle, bytes, WriteMode { offset, appends, may_wait: false })
-    }
-
-    fn write_as(
-        &self, handle: u64, bytes: &[u8], mode: WriteMode,
-    ) -> Result<WriteOutcome, FsError> {
-        let (id, writes, served) = self.core.served(handle)?;
-        if !writes {
-            return Err(FsError::BadHandle);
-        }
-        match served {
-            Served::File(file)
-                if !mode.may_wait && file.write_waits(mode.offset, bytes.len() as u64) =>
-            {
-                return Ok(WriteOutcome::MustWait);
-            }
-            Served::File(file) => file.write_all_at(bytes, mode.offset)?,
-            Served::Append(file) => {
-                return self.publishing().append(id, file.as_ref(), bytes, mode);
-            }
-            Served::Passthrough => {
-                self.core.open_current(id, Access::ReadWrite)?.write_all_at(bytes, mode.offset)?;
-            }
-            Served::Text(_) | Served::History(_) | Served::Slot(_) => {
-                return Err(FsError::NotPermitted);
-            }
-            Served::Before(_) => {
-                recalled::note_refused_write(&self.core, id);
-                return Err(FsError::Lost);
-            }
-            Served::Query(query) => query.ask(bytes, mode.offset)?,
-            Served::Settings(dialogue) => dialogue.ask(bytes, mode.offset)?,
-            Served::Batch(batch) => batch.ask(bytes)?,
-            Served::Draft(draft) => draft.write(mode.offset, bytes)?,
-            Served::SlotDraft(draft) => draft.write(mode.offset, bytes)?,
-        }
-        Ok(WriteOutcome::Done)
+        write_as(self, handle, bytes, WriteMode { offset, appends, may_wait: false })
     }
 
     /// fallocate(2)
@@ -163,6 +127,42 @@ impl FileSystem {
         let source = self.core.open_current(source, Access::Read)?;
         Ok(source.copy_to(from_offset, target.as_ref(), to_offset, length)?)
     }
+}
+
+fn write_as(
+    fs: &FileSystem, handle: u64, bytes: &[u8], mode: WriteMode,
+) -> Result<WriteOutcome, FsError> {
+    let (id, writes, served) = fs.core.served(handle)?;
+    if !writes {
+        return Err(FsError::BadHandle);
+    }
+    match served {
+        Served::File(file)
+            if !mode.may_wait && file.write_waits(mode.offset, bytes.len() as u64) =>
+        {
+            return Ok(WriteOutcome::MustWait);
+        }
+        Served::File(file) => file.write_all_at(bytes, mode.offset)?,
+        Served::Append(file) => {
+            return fs.publishing().append(id, file.as_ref(), bytes, mode);
+        }
+        Served::Passthrough => {
+            fs.core.open_current(id, Access::ReadWrite)?.write_all_at(bytes, mode.offset)?;
+        }
+        Served::Text(_) | Served::History(_) | Served::Slot(_) => {
+            return Err(FsError::NotPermitted);
+        }
+        Served::Before(_) => {
+            recalled::note_refused_write(&fs.core, id);
+            return Err(FsError::Lost);
+        }
+        Served::Query(query) => query.ask(bytes, mode.offset)?,
+        Served::Settings(dialogue) => dialogue.ask(bytes, mode.offset)?,
+        Served::Batch(batch) => batch.ask(bytes)?,
+        Served::Draft(draft) => draft.write(mode.offset, bytes)?,
+        Served::SlotDraft(draft) => draft.write(mode.offset, bytes)?,
+    }
+    Ok(WriteOutcome::Done)
 }
 
 /// Whether the kernel may keep bytes of a file that somebody has written to a mapping, and the daemon not know of them:

@@ -35,7 +35,7 @@ pub(crate) trait Tree: Debug {
 
 impl Tree for FileSystem {
     fn make_room_for_changes(&self) -> Result<(), FsError> {
-        self.throttle()
+        self.pacing().throttle()
     }
 
     fn make_directory(&self, place: &Place, mode: u16, owner: Caller) -> Result<InodeId, FsError> {

@@ -64,7 +64,7 @@ fn open(directory: &Path) -> FileSystem {
     let store = Store::open_or_create(&directory.join("store")).unwrap();
     let (fs, _) = FileSystem::open(store, Arc::new(Observer::new()), sender).unwrap();
     fs.io_mode(|| IoMode::Served("no kernel".to_owned()));
-    fs.sweep_after_crash().unwrap();
+    kvfs::fs::sweep_after_crash(&fs).unwrap();
     fs
 }
 

@@ -41,7 +41,7 @@ use kvfs_fs::takeover::{
     Descriptors, Handover, Launch, Live, LiveRings, Progress, Secret, Unable, hand_over, obstacle,
     prepare, slow_changes_down, time_sync, wishes,
 };
-use kvfs_fs::{FileSystem, Transport};
+use kvfs_fs::{FileSystem, Transport, record_uses};
 use kvfs_storage::tier::ram::Frozen;
 use kvfs_storage::tier::remote::seal::KeyRing;
 pub(super) use left::Left;
@@ -137,7 +137,7 @@ impl Exchanger {
         log::info!("{program} is to go on with this mount");
         // So that little is left to be written while requests wait.
         let _slowed_down = slow_changes_down(&self.shared.fs);
-        self.shared.fs.record_uses().map_err(|error| error.to_string())?;
+        record_uses(&self.shared.fs).map_err(|error| error.to_string())?;
         prepare(&self.shared.fs)?;
         let end = Instant::now() + ATTEMPTS_MAX;
         loop {

@@ -49,7 +49,7 @@ impl Operations {
         let Some(reply) = self.to_change(reply) else { return };
         let is_synchronous = is_synchronous(flags);
         // Its name is durable soon: it waits for a commit in any case.
-        let syncs_behind = is_synchronous && self.fs.pace() != Pace::AtOnce;
+        let syncs_behind = is_synchronous && self.fs.pacing().pace() != Pace::AtOnce;
         let awaited = self.waits().making(&place);
         if let Some(awaited) = awaited.or(syncs_behind.then_some(Awaited::Local)) {
             return self.beside(awaited, move |shared| {
@@ -79,7 +79,7 @@ impl Operations {
             return reply.send(Err(Errno::EROFS));
         }
         if reads_only {
-            self.fs.note_use(inode, flags);
+            self.fs.retention.note_use(&self.fs.core, inode, flags);
         }
         let is_held = self.backings.is_held(inode);
         self.fs.prefetcher().expect_more(inode, is_held);

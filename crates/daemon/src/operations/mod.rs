@@ -10,7 +10,7 @@ use super::shared::Shared;
 pub(super) use files::{CopyRange, Writing};
 use kvfs_fs::{
     Caller, CollectionRequest, Listing, NewNode, Place, SetAttributes, Subject, check_limit,
-    extended_attribute_for, set_extended_attribute_for,
+    collect_garbage, extended_attribute_for, set_extended_attribute_for,
 };
 use kvfs_observe::Operation;
 use kvfs_storage::store::disk::Space;
@@ -26,7 +26,11 @@ impl Operations {
 
     pub(super) fn lookup(&self, place: Place, caller: Caller, reply: impl Reply<Entry>) {
         let _held = self.held(Operation::Lookup);
-        let awaited = self.fs.look_up_waits(place.parent).or_else(|| self.waits().lookup(&place));
+        let awaited = self
+            .fs
+            .virtual_directories()
+            .waits_to_look(place.parent)
+            .or_else(|| self.waits().lookup(&place));
         self.once(awaited, move |shared: &Shared| {
             let outcome = shared
                 .call(Operation::Lookup, Subject::Name(&place), |fs| fs.lookup_for(&place, caller));
@@ -124,7 +128,11 @@ impl Operations {
         &self, inode: InodeId, offset: u64, listing: Listing, mut reply: impl ReplyListing,
     ) {
         let _held = self.held(Operation::List);
-        let awaited = self.fs.look_up_waits(inode).or_else(|| self.waits().listing(inode));
+        let awaited = self
+            .fs
+            .virtual_directories()
+            .waits_to_look(inode)
+            .or_else(|| self.waits().listing(inode));
         self.once(awaited, move |shared: &Shared| {
             let outcome = shared.call(Operation::List, Subject::Inode(inode), |fs| {
                 fs.list(inode, offset, listing, |line| reply.add(line))
@@ -179,7 +187,7 @@ impl Operations {
             Ok(None) => {}
             Ok(Some(request)) => {
                 reply.send(Ok(()));
-                return self.aside(move |shared| shared.fs.collect_garbage(&request));
+                return self.aside(move |shared| collect_garbage(&shared.fs, &request));
             }
             Err(error) => return reply.send(Err(error)),
         }

@@ -216,7 +216,7 @@ impl Making<'_> {
             _ if !is_same => Ok(Status::Other),
             Ok(Ok(_)) => {
                 let bytes = (self.bytes.len() - begun) as u64;
-                fs.note_use(reading.named.id, libc::O_RDONLY);
+                fs.retention.note_use(&fs.core, reading.named.id, libc::O_RDONLY);
                 let page = match &reading.named.file.role {
                     Role::Page(page) => PageOpen::of(page, begun_at.elapsed()),
                     _ => None,

@@ -113,7 +113,7 @@ fn names_and_bytes_are_told() {
     let (records, contents) = fixture.ask(BOB, Ask::Get, "files/values", &names).unwrap();
     assert_eq!(records.iter().map(|r| (r.status, r.size)).collect::<Vec<_>>(), told);
     assert_eq!(contents, b"1odd name1");
-    let metrics = fixture.fs.metrics();
+    let metrics = crate::exposition(&fixture.fs);
     let mut told = metrics.lines().filter(|line| line.starts_with("kvfs_batch_names_total"));
     assert!(told.any(|line| line.contains("absent") && line.ends_with(" 2")), "{metrics}");
 }

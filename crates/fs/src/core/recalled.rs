@@ -14,7 +14,7 @@ use crate::attributes::Place;
 use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::core::state::State;
-use crate::views::add_line;
+use crate::status::add_line;
 use kvfs_os::SharedWords;
 use kvfs_storage::store::disk::{Access, DiskFile};
 use kvfs_storage::store::metadata::at_risk::{Lost, Touched};
@@ -403,8 +403,8 @@ mod tests {
             make_all_durable(fs).unwrap();
             assert_eq!(at_risk(&words), []);
         }
-        fs.note_use(small, libc::O_RDONLY);
-        fs.record_uses().unwrap();
+        fs.retention.note_use(&fs.core, small, libc::O_RDONLY);
+        crate::record_uses(fs).unwrap();
         assert_eq!(at_risk(&words), [], "when it was used");
         let opened = fs.open_for(large, libc::O_RDWR, crate::Caller::DAEMON).unwrap();
         fs.write(opened.handle, 0, b"changed in place", false).unwrap();

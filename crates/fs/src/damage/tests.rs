@@ -32,7 +32,7 @@ fn scrub(fs: &FileSystem) -> String {
     let (way, asked) = crossbeam_channel::bounded(1);
     fs.scrubs.through(way);
     fs.scrubs.ask(InodeId::ROOT, b"start").unwrap();
-    fs.scrub(&asked.recv().unwrap(), &|| false);
+    crate::scrub(fs, &asked.recv().unwrap(), &|| false);
     fs.scrubs.report()
 }
 

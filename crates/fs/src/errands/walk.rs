@@ -78,7 +78,7 @@ impl Task {
     pub(super) fn advance(&mut self, fs: &FileSystem) -> Result<bool, FsError> {
         let Some(frame) = self.frames.last().copied() else { return Ok(false) };
         if matches!(self.errand, Errand::Pin(_)) {
-            fs.throttle()?;
+            fs.pacing().throttle()?;
         }
         let mut found = Vec::new();
         let (mut last, mut next) = (None, None);

@@ -24,6 +24,7 @@ pub(super) use adopt::{Adoption, Provenance};
 use index::ForeignStore;
 pub(super) use openness::is_open_to_all;
 
+use super::remote_memory::RemoteMemory;
 use super::{FileSystem, FsError};
 use crate::core::Core;
 use kvfs_page::{Manifest, PrefixHash};
@@ -104,30 +105,28 @@ impl Foreign {
     }
 }
 
-impl FileSystem {
-    /// Reads what other stores have published since the last time.
-    pub fn refresh_foreign(&self) -> Result<(), FsError> {
-        let Some(tiers) = &self.tiers else { return Ok(()) };
-        let Some(exchange) = &tiers.exchange else { return Ok(()) };
-        let RemoteHealth::Up { .. } = exchange.remote().state() else { return Ok(()) };
-        let (own, _) = self.remote_memory().identity()?;
-        let remote = Arc::clone(exchange.remote()) as Arc<dyn BlobStore>;
-        let published = names::stores(remote.as_ref()).map_err(FsError::Remote)?;
-        let known = self.foreign.stores().clone();
-        let (mut stores, mut room) = (Vec::new(), PREFIXES_MAX);
-        for id in published.into_iter().filter(|id| *id != own).take(STORES_MAX) {
-            if tiers.is_closing() {
-                return Ok(());
-            }
-            let old = known.iter().find(|store| store.id() == id);
-            let read = self.foreign.read(&self.core, exchange, (&remote, id), old, room);
-            let Some(store) = read.map_err(FsError::Remote)? else { continue };
-            room = room.saturating_sub(store.len());
-            stores.push(store);
+/// Reads what other stores have published since the last time.
+pub fn refresh_foreign(fs: &FileSystem) -> Result<(), FsError> {
+    let Some(tiers) = &fs.tiers else { return Ok(()) };
+    let Some(exchange) = &tiers.exchange else { return Ok(()) };
+    let RemoteHealth::Up { .. } = exchange.remote().state() else { return Ok(()) };
+    let (own, _) = RemoteMemory::of(&fs.core).identity()?;
+    let remote = Arc::clone(exchange.remote()) as Arc<dyn BlobStore>;
+    let published = names::stores(remote.as_ref()).map_err(FsError::Remote)?;
+    let known = fs.foreign.stores().clone();
+    let (mut stores, mut room) = (Vec::new(), PREFIXES_MAX);
+    for id in published.into_iter().filter(|id| *id != own).take(STORES_MAX) {
+        if tiers.is_closing() {
+            return Ok(());
         }
-        *self.foreign.stores() = stores;
-        self.remote_memory().note_manifests_seen(exchange.remote())
+        let old = known.iter().find(|store| store.id() == id);
+        let read = fs.foreign.read(&fs.core, exchange, (&remote, id), old, room);
+        let Some(store) = read.map_err(FsError::Remote)? else { continue };
+        room = room.saturating_sub(store.len());
+        stores.push(store);
     }
+    *fs.foreign.stores() = stores;
+    RemoteMemory::of(&fs.core).note_manifests_seen(exchange.remote())
 }
 
 impl Foreign {

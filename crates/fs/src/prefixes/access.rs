@@ -160,7 +160,7 @@ impl Files for FileSystem {
     }
 
     fn note_use_of(&self, id: InodeId, flags: i32) {
-        self.note_use(id, flags);
+        self.retention.note_use(&self.core, id, flags);
     }
 }
 

@@ -188,28 +188,26 @@ pub(crate) struct BlockDirectory<'a> {
     core: &'a Core,
 }
 
-impl FileSystem {
-    pub(crate) fn block_directory(&self) -> BlockDirectory<'_> {
-        BlockDirectory { blocks: &self.blocks, core: &self.core }
-    }
-
-    /// `close()` of a description registers it.
-    pub(crate) fn register_block(&self, draft: &Draft) -> Result<(), FsError> {
-        let publish = || self.publishing().publish_manifest_above(draft.key.model);
-        self.block_directory().register(draft, publish)
-    }
-
-    /// Withdraws a block; none if the place is another one.
-    pub(crate) fn unlink_block(&self, place: &Place) -> Option<Result<(), FsError>> {
-        let model = self.prefixes.model_of_blocks(place.parent)?;
-        let name = std::str::from_utf8(&place.name).unwrap_or_default();
-        let key = parse_block(name).map(|(hash, layer)| BlockKey { model, hash, layer });
-        let withdrawn = key.is_some_and(|key| self.blocks.registered().withdraw(key));
-        Some(if withdrawn { Ok(()) } else { Err(FsError::NotFound) })
-    }
+/// `close()` of a description registers it.
+pub(crate) fn register_block(fs: &FileSystem, draft: &Draft) -> Result<(), FsError> {
+    let publish = || fs.publishing().publish_manifest_above(draft.key.model);
+    BlockDirectory::of(fs).register(draft, publish)
 }
 
-impl BlockDirectory<'_> {
+/// Withdraws a block; none if the place is another one.
+pub(crate) fn unlink_block(fs: &FileSystem, place: &Place) -> Option<Result<(), FsError>> {
+    let model = fs.prefixes.model_of_blocks(place.parent)?;
+    let name = std::str::from_utf8(&place.name).unwrap_or_default();
+    let key = parse_block(name).map(|(hash, layer)| BlockKey { model, hash, layer });
+    let withdrawn = key.is_some_and(|key| fs.blocks.registered().withdraw(key));
+    Some(if withdrawn { Ok(()) } else { Err(FsError::NotFound) })
+}
+
+impl<'a> BlockDirectory<'a> {
+    pub(super) fn of(fs: &'a FileSystem) -> BlockDirectory<'a> {
+        BlockDirectory { blocks: &fs.blocks, core: &fs.core }
+    }
+
     /// Who has registered a block, if it is there.
     pub(super) fn owner_of(&self, key: BlockKey) -> Option<u32> {
         self.blocks.registered().by_key.get(&key).map(|block| block.owner)

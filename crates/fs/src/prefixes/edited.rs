@@ -8,6 +8,7 @@ use std::sync::PoisonError;
 
 use super::access::{Files, Readers};
 use super::find::Positioned;
+use super::index::Indexer;
 use super::slot::size_and_time;
 use crate::{FileSystem, FsError};
 use kvfs_page::{MAX_POSITIONS_BYTES, Positions, names};
@@ -17,7 +18,7 @@ use kvfs_storage::store::record::InodeId;
 impl Positioned for FileSystem {
     fn positions_of(&self, sequence: InodeId) -> Result<Option<Positions>, FsError> {
         if size_and_time(&self.core, sequence, names::POSITIONS)?.0 > MAX_POSITIONS_BYTES as u64
-            || self.note_away(sequence)?
+            || self.indexer().note_away(sequence)?
         {
             return Ok(None);
         }
@@ -32,45 +33,45 @@ impl Positioned for FileSystem {
     }
 }
 
-impl FileSystem {
+impl Indexer<'_> {
     /// Notes that the `positions.json` of a sequence must be fetched, if only the remote has it.
     /// Whether it must.
     pub(crate) fn note_away(&self, sequence: InodeId) -> Result<bool, FsError> {
-        let entry = self.core.state().entry(sequence, names::POSITIONS.as_bytes())?;
-        let is_away = entry.is_some_and(|entry| self.waits_for_remote(entry.inode));
+        let entry = self.finder.core().state().entry(sequence, names::POSITIONS.as_bytes())?;
+        let is_away = entry.is_some_and(|entry| self.finder.waits_for_remote(entry.inode));
         if is_away {
             let mut away = self.prefixes.away.lock().unwrap_or_else(PoisonError::into_inner);
             away.insert(sequence);
         }
         Ok(is_away)
     }
+}
 
-    /// Fetches what was noted. What the remote does not give now stays noted.
-    pub(crate) fn fetch_positions(&self) -> Result<(), FsError> {
-        loop {
-            let next = {
-                let away = self.prefixes.away.lock().unwrap_or_else(PoisonError::into_inner);
-                away.first().copied()
-            };
-            let Some(sequence) = next else { return Ok(()) };
-            let entry = self.core.state().entry(sequence, names::POSITIONS.as_bytes())?;
-            let fetched = match entry {
-                Some(entry) => self.open_file(entry.inode, libc::O_RDONLY).map(Some),
-                None => Ok(None),
-            };
-            match fetched {
-                Ok(opened) => {
-                    opened.map(|opened| self.release(opened.handle)).transpose()?;
-                    self.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
-                }
-                Err(FsError::Remote(error)) if error.is_outage() => {
-                    return Err(FsError::Remote(error));
-                }
-                // Whoever needs it asks again.
-                Err(error) => log::warn!("{} of a sequence: {error}", names::POSITIONS),
+/// Fetches what was noted. What the remote does not give now stays noted.
+pub(crate) fn fetch_positions(fs: &FileSystem) -> Result<(), FsError> {
+    loop {
+        let next = {
+            let away = fs.prefixes.away.lock().unwrap_or_else(PoisonError::into_inner);
+            away.first().copied()
+        };
+        let Some(sequence) = next else { return Ok(()) };
+        let entry = fs.core.state().entry(sequence, names::POSITIONS.as_bytes())?;
+        let fetched = match entry {
+            Some(entry) => fs.open_file(entry.inode, libc::O_RDONLY).map(Some),
+            None => Ok(None),
+        };
+        match fetched {
+            Ok(opened) => {
+                opened.map(|opened| fs.release(opened.handle)).transpose()?;
+                fs.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
             }
-            self.prefixes.away.lock().unwrap_or_else(PoisonError::into_inner).remove(&sequence);
+            Err(FsError::Remote(error)) if error.is_outage() => {
+                return Err(FsError::Remote(error));
+            }
+            // Whoever needs it asks again.
+            Err(error) => log::warn!("{} of a sequence: {error}", names::POSITIONS),
         }
+        fs.prefixes.away.lock().unwrap_or_else(PoisonError::into_inner).remove(&sequence);
     }
 }
 
@@ -96,7 +97,7 @@ mod tests {
             ["broken", names::POSITIONS].map(|name| crate::unmounted::place(sequence, name));
         fs.rename(&from, &to, 0).unwrap();
         assert_eq!(fs.positions_of(sequence).unwrap(), None, "nothing of it can be told");
-        assert!(!fs.note_away(sequence).unwrap());
+        assert!(!fs.indexer().note_away(sequence).unwrap());
         assert_ne!(unmounted.id_of(sequence, names::POSITIONS), Some(id));
     }
 
@@ -107,7 +108,7 @@ mod tests {
         let sequence = model.make_sequence("s", &[0], 1);
         unmounted.write(sequence, names::POSITIONS, b"{}");
         fs.prefixes.away.lock().unwrap().extend([sequence, model.sequences]);
-        fs.fetch_positions().unwrap();
+        fetch_positions(fs).unwrap();
         assert!(fs.prefixes.away.lock().unwrap().is_empty());
         assert!(fs.core.state().handles.is_empty());
     }

@@ -146,14 +146,14 @@ pub(crate) trait Indexed: std::fmt::Debug {
 
 impl Indexed for FileSystem {
     fn index(&self) -> Result<(), FsError> {
-        self.index_prefixes()
+        self.indexer().update()
     }
 
     fn prepare_to_find(&self) -> Result<(), FsError> {
         if !self.core.state().pending.is_empty() {
             self.publishing().publish_all(None);
         }
-        self.index_prefixes()
+        self.indexer().update()
     }
 }
 
@@ -410,7 +410,7 @@ mod tests {
         let lost = model.make_sequence("lost", &[0], 1);
         let kept = model.make_sequence("kept", &[0], 1);
         let prompt: Vec<u8> = (0..PAGE_TOKENS).flat_map(u32::to_le_bytes).collect();
-        fs.index_prefixes().unwrap();
+        fs.indexer().update().unwrap();
         let hash = model.manifest.prefix_of(&prompt).unwrap();
         let holders =
             |count| fs.core.state().metadata.prefix_holders(model.directory, &hash.0, count);
@@ -419,7 +419,7 @@ mod tests {
         let found = fs.finder().longest_match(model.directory, &prompt).unwrap().unwrap();
         assert_eq!(found, one_page());
         // It is taken out of the index.
-        fs.index_prefixes().unwrap();
+        fs.indexer().update().unwrap();
         assert_eq!(holders(9).unwrap(), [(kept, 0)]);
     }
 
@@ -429,7 +429,7 @@ mod tests {
         let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
         let [lost, kept] = ["lost", "kept"].map(|name| model.make_sequence(name, &[0], 1));
         let prompt: Vec<u8> = (0..PAGE_TOKENS).flat_map(u32::to_le_bytes).collect();
-        fs.index_prefixes().unwrap();
+        fs.indexer().update().unwrap();
         fs.commit().unwrap();
         let object = {
             let state = fs.core.state();
@@ -447,7 +447,7 @@ mod tests {
         assert_eq!(ask(), found);
         let note = || fs.core.state().metadata.tokens_changed(lost, TokensChange::Grown);
         note();
-        fs.index_prefixes().unwrap();
+        fs.indexer().update().unwrap();
         assert_eq!(holders(), [(kept, 0)]);
         assert_eq!(ask(), found);
         assert!(fs.core.state().metadata.unindexed.is_empty(), "nobody waits for it");
@@ -462,7 +462,7 @@ mod tests {
         let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
         let sequence = model.make_sequence("caf", &[0], 1);
         let prompt: Vec<u8> = (0..PAGE_TOKENS).flat_map(u32::to_le_bytes).collect();
-        fs.index_prefixes().unwrap();
+        fs.indexer().update().unwrap();
         assert!(fs.finder().longest_match(model.directory, &prompt).unwrap().is_some());
         {
             let mut state = fs.core.state();

@@ -9,15 +9,16 @@ use std::io;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::find::Positioned;
+use super::Prefixes;
+use super::find::Finder;
 use super::room::Room;
-use super::{Virtual, is_virtual};
 use crate::core::Core;
 use crate::core::guard::StateGuard;
 use crate::core::latest::open_latest;
 use crate::core::models::model_directory;
 use crate::core::state::State;
-use crate::{Awaited, FileSystem, FsError};
+use crate::demotion::Commits;
+use crate::{FileSystem, FsError};
 use kvfs_page::{PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::StoreError;
@@ -44,7 +45,7 @@ const NO_TOKENS: InodeId = InodeId(0);
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     /// What an earlier mount left behind is noted.
-    is_noted: bool,
+    pub(super) is_noted: bool,
     /// Sequences whose tokens could not be read, and when that is tried again.
     unreadable: BTreeMap<InodeId, TokensChange>,
     next_try: Option<Instant>,
@@ -94,22 +95,41 @@ impl Source {
     }
 }
 
+/// What brings the index of prefixes up to date.
+#[derive(Clone, Copy, Debug)]
+pub struct Indexer<'a> {
+    pub(super) finder: Finder<'a>,
+    pub(super) prefixes: &'a Prefixes,
+    commits: &'a dyn Commits,
+}
+
 impl FileSystem {
-    /// Brings the index of prefixes up to date.
-    pub fn index_prefixes(&self) -> Result<(), FsError> {
+    /// What brings the index of prefixes up to date.
+    pub fn indexer(&self) -> Indexer<'_> {
+        Indexer { finder: self.finder(), prefixes: &self.prefixes, commits: self }
+    }
+}
+
+impl Indexer<'_> {
+    fn core(&self) -> &Core {
+        self.finder.core()
+    }
+
+    /// Indexes what has changed since the last time.
+    pub fn update(&self) -> Result<(), FsError> {
         let mut turn = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.core.state().refusal.is_some() {
+        if self.core().state().refusal.is_some() {
             return Ok(());
         }
-        note_left_behind(self, &mut turn.is_noted)?;
+        note_left_behind(self.core(), &mut turn.is_noted)?;
         let begin = Instant::now();
         let tries_again = turn.next_try.is_none_or(|time| time <= begin);
         if tries_again {
-            note_again(self, turn.unreadable.clone());
+            note_again(self.core(), turn.unreadable.clone());
         }
         // What arrives meanwhile is for the next round: somebody who always writes must not keep
         // this one going.
-        let noted = std::mem::take(&mut self.core.state().metadata.unindexed);
+        let noted = std::mem::take(&mut self.core().state().metadata.unindexed);
         let mut noted = noted.into_iter();
         let mut pages = 0;
         while let Some((sequence, change)) = noted.next() {
@@ -120,15 +140,15 @@ impl FileSystem {
                 }
                 Err(Failure::Unreadable(why)) => {
                     if turn.unreadable.insert(sequence, change).is_none() {
-                        tell_of_unreadable(self, sequence, &why);
+                        tell_of_unreadable(self.core(), sequence, &why);
                     }
-                    take_out_of_index(self, sequence)
+                    self.take_out(sequence)
                 }
                 Err(Failure::Other(error)) => Err(error),
             };
-            let goes_on = outcome.and_then(|count| commit_at(self, (&mut pages, count)));
+            let goes_on = outcome.and_then(|count| self.commit_at(&mut pages, count));
             if let Err(error) = goes_on {
-                note_again(self, noted.chain([(sequence, change)]));
+                note_again(self.core(), noted.chain([(sequence, change)]));
                 return Err(error);
             }
         }
@@ -138,51 +158,41 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Whether looking up a name in a directory, or listing it, has to wait, and for what.
-    pub fn look_up_waits(&self, directory: InodeId) -> Option<Awaited> {
-        if !is_virtual(directory) {
-            return None;
-        }
-        if self.virtual_directories().must_adopt_to_list(directory) {
-            return Some(Awaited::Remote);
-        }
-        if let Ok(Virtual::Slots(model)) = self.prefixes.meaning_of(directory) {
-            // What a slot has is told by files of its sequence: of which tokens its states are by all of `tokens`, which
-            // only the remote may have.
-            let model = self.core.model_of(&mut self.core.state(), model);
-            let has_states = model.is_ok_and(|model| model.manifest.describes_states());
-            let is_remote =
-                has_states && self.tiers.as_ref().is_some_and(|tiers| tiers.exchange.is_some());
-            return Some(if is_remote { Awaited::Remote } else { Awaited::Reading });
-        }
-        let (is_behind, is_pending) = {
-            let state = self.core.state();
-            (!state.metadata.unindexed.is_empty(), !state.pending.is_empty())
-        };
-        let is_up_to_date = || self.prefixes.turn.try_lock().is_ok_and(|turn| turn.is_noted);
-        let waits = is_behind || is_pending || !is_up_to_date();
-        waits.then_some(Awaited::Local)
-    }
-
     /// Notes the sequences that an interrupted mount, or one that knew no index, has left behind.
     pub fn note_unindexed(&self) -> Result<(), FsError> {
         let mut turn = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        note_left_behind(self, &mut turn.is_noted)
+        note_left_behind(self.core(), &mut turn.is_noted)
+    }
+
+    /// So many pages more were indexed: commits where they are enough for one.
+    fn commit_at(&self, pages: &mut usize, more: usize) -> Result<(), FsError> {
+        *pages += more;
+        if *pages >= Room::of(self.core())?.pages_per_commit() {
+            self.commits.commit()?;
+            *pages = 0;
+        }
+        Ok(())
+    }
+
+    /// A sequence whose tokens nobody can read has no prefixes.
+    fn take_out(&self, sequence: InodeId) -> Result<usize, FsError> {
+        let known = self.core().state().metadata.indexed(sequence)?;
+        known.map_or(Ok(0), |known| self.remove_from_index(sequence, known.model))
     }
 
     /// Brings one sequence up to date. Returns how many pages that took.
     fn index_sequence(&self, sequence: InodeId, change: TokensChange) -> Result<usize, Failure> {
         let (mut source, known) = {
-            let mut state = self.core.state_to_change()?;
-            (source_of(&self.core, &mut state, sequence)?, state.metadata.indexed(sequence)?)
+            let mut state = self.core().state_to_change()?;
+            (source_of(self.core(), &mut state, sequence)?, state.metadata.indexed(sequence)?)
         };
         // As long as it is not known where the rows stand, the index stays as it is.
         if source.is_some() && self.note_away(sequence)? {
             return Ok(0);
         }
         let file = match source {
-            Some(_) => open_latest(&self.core, |state| {
-                source = source_of(&self.core, state, sequence)?;
+            Some(_) => open_latest(self.core(), |state| {
+                source = source_of(self.core(), state, sequence)?;
                 Ok(source.as_ref().map(|source| source.object))
             })
             .map_err(Failure::of_file)?,
@@ -192,7 +202,9 @@ impl FileSystem {
         let length = length.map_err(|error| Failure::of_file(error.into()))?;
         // Tokens that came after an edit do not follow from those before them alone.
         let known_rows = match source {
-            Some(_) => self.positions_of(sequence)?.map_or(0, |positions| positions.edited_at()),
+            Some(_) => {
+                self.finder.positions_of(sequence)?.map_or(0, |positions| positions.edited_at())
+            }
             None => 0,
         };
         let length = length.min(known_rows.saturating_mul(TOKEN_BYTES as u64));
@@ -215,9 +227,9 @@ impl FileSystem {
             (Some(source), Some(_))
                 if from < length
                     && length - from > PAGES_AT_ONCE as u64 * source.page_bytes()
-                    && !Room::of(self)?.is_enough() =>
+                    && !Room::of(self.core())?.is_enough() =>
             {
-                self.core.state().metadata.tokens_changed(sequence, change);
+                self.core().state().metadata.tokens_changed(sequence, change);
                 Ok(pages)
             }
             (Some(source), Some(file)) if from < length => {
@@ -230,10 +242,10 @@ impl FileSystem {
     fn remove_from_index(&self, sequence: InodeId, model: InodeId) -> Result<usize, FsError> {
         // Should this end in the middle, whoever goes on must not take what is left for whole.
         let unfinished = IndexedTokens { model, tokens: NO_TOKENS, length: 0 };
-        self.core.state_to_change()?.metadata.put_indexed(sequence, &unfinished);
+        self.core().state_to_change()?.metadata.put_indexed(sequence, &unfinished);
         let (mut removed, mut first, mut uncommitted) = (0, 0, 0);
         loop {
-            let mut state = self.core.state_to_change()?;
+            let mut state = self.core().state_to_change()?;
             let pages = state.metadata.some_indexed_pages(sequence, first, PAGES_AT_ONCE)?;
             first = pages.last().map_or(first, |(last, _)| last.saturating_add(1));
             for (number, page) in &pages {
@@ -246,8 +258,8 @@ impl FileSystem {
             }
             drop(state);
             uncommitted += pages.len();
-            if uncommitted >= Room::of(self)?.pages_per_commit() {
-                self.commit()?;
+            if uncommitted >= Room::of(self.core())?.pages_per_commit() {
+                self.commits.commit()?;
                 uncommitted = 0;
             }
         }
@@ -263,7 +275,7 @@ impl FileSystem {
         let mut parent = match number.checked_sub(1) {
             None => source.rules.manifest.prefix_root(),
             Some(last) => {
-                let last = self.core.state().metadata.indexed_page(sequence, last)?;
+                let last = self.core().state().metadata.indexed_page(sequence, last)?;
                 let hash = last.and_then(|page| page.hash);
                 Some(PrefixHash(hash.ok_or(FsError::Corrupt)?))
             }
@@ -292,16 +304,16 @@ impl FileSystem {
             count += pages.len();
             uncommitted += pages.len();
             // A sequence may be as long as somebody likes.
-            let room = Room::of(self)?;
+            let room = Room::of(self.core())?;
             if uncommitted >= room.pages_per_commit() {
-                self.commit()?;
+                self.commits.commit()?;
                 uncommitted = 0;
             }
             if count > PAGES_AT_ONCE && !room.is_enough() {
-                self.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
+                self.core().state().metadata.tokens_changed(sequence, TokensChange::Grown);
                 return Ok(count);
             }
-            let state = self.core.state_to_change()?;
+            let state = self.core().state_to_change()?;
             if state.entry(sequence, names::TOKENS.as_bytes())?.map(|entry| entry.inode)
                 != Some(source.tokens)
             {
@@ -335,12 +347,12 @@ fn source_of(core: &Core, state: &mut State, sequence: InodeId) -> Result<Option
 }
 
 /// Notes once what an earlier mount has left behind: whoever asks before would hear that it is not there.
-fn note_left_behind(fs: &FileSystem, is_noted: &mut bool) -> Result<(), FsError> {
+fn note_left_behind(core: &Core, is_noted: &mut bool) -> Result<(), FsError> {
     if *is_noted {
         return Ok(());
     }
     let snapshot = {
-        let state = fs.core.state();
+        let state = core.state();
         *is_noted = state.metadata.was_clean && state.metadata.has_index()?;
         if *is_noted {
             return Ok(());
@@ -355,40 +367,24 @@ fn note_left_behind(fs: &FileSystem, is_noted: &mut bool) -> Result<(), FsError>
         }
     })?;
     for sequence in sequences {
-        fs.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
+        core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
     }
     *is_noted = true;
     Ok(())
 }
 
-/// So many pages more were indexed: commits where they are enough for one.
-fn commit_at(fs: &FileSystem, (pages, more): (&mut usize, usize)) -> Result<(), FsError> {
-    *pages += more;
-    if *pages >= Room::of(fs)?.pages_per_commit() {
-        fs.commit()?;
-        *pages = 0;
-    }
-    Ok(())
-}
-
 /// The next round looks at these.
-fn note_again(fs: &FileSystem, sequences: impl IntoIterator<Item = (InodeId, TokensChange)>) {
-    let mut state = fs.core.state();
+fn note_again(core: &Core, sequences: impl IntoIterator<Item = (InodeId, TokensChange)>) {
+    let mut state = core.state();
     for (sequence, change) in sequences {
         state.metadata.tokens_changed(sequence, change);
     }
 }
 
 /// Says which sequence is found by no prefix, and why.
-fn tell_of_unreadable(fs: &FileSystem, sequence: InodeId, why: &io::Error) {
-    let path = fs.core.state().directory_path(sequence).unwrap_or_default();
+fn tell_of_unreadable(core: &Core, sequence: InodeId, why: &io::Error) {
+    let path = core.state().directory_path(sequence).unwrap_or_default();
     log::warn!("the sequence {path} is found by no prefix: its tokens cannot be read: {why}");
-}
-
-/// A sequence whose tokens nobody can read has no prefixes.
-fn take_out_of_index(fs: &FileSystem, sequence: InodeId) -> Result<usize, FsError> {
-    let known = fs.core.state().metadata.indexed(sequence)?;
-    known.map_or(Ok(0), |known| fs.remove_from_index(sequence, known.model))
 }
 
 fn put_pages(
@@ -418,7 +414,7 @@ mod tests {
         let unmounted = Unmounted::new();
         let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
         let sequence = model.make_sequence("sequence", &[0], 1);
-        fs.index_prefixes().unwrap();
+        fs.indexer().update().unwrap();
         fs.commit().unwrap();
         let object = source_of(&fs.core, &mut fs.core.state(), sequence).unwrap().unwrap().object;
         let file = fs.core.store.open_object(object, Access::Read).unwrap();
@@ -426,7 +422,7 @@ mod tests {
         fs.core.store.remove_object(object).unwrap();
         fs.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
         let is_indexed = || {
-            fs.index_prefixes().unwrap();
+            fs.indexer().update().unwrap();
             fs.core.state().metadata.indexed(sequence).unwrap().is_some()
         };
         assert!(!is_indexed());

@@ -40,8 +40,10 @@ use crate::FsError;
 use kvfs_page::PrefixHash;
 use kvfs_storage::store::record::InodeId;
 
-pub(super) use block::{Blocks, Draft};
+pub(super) use block::{Blocks, Draft, register_block, unlink_block};
+pub(super) use edited::fetch_positions;
 pub(super) use find::{Finder, Indexed, Match};
+pub use index::Indexer;
 pub(super) use index::TOKEN_BYTES;
 pub(super) use key::{SLOT_KEY, key_bytes};
 pub(super) use live_blocks::LiveBlocks;
@@ -49,8 +51,8 @@ pub(super) use owned::prefix_owned_by;
 pub(super) use query::Query;
 pub(super) use shares::{Share, Shares};
 pub(super) use slot::OpenSlot;
-pub(super) use slot_draft::SlotDraft;
-pub use slot_draft::{look_at_beginning, look_is_due};
+pub(super) use slot_draft::{SlotDraft, SlotSaving};
+pub use slot_draft::{look_at_beginning, look_is_due, remove_unfinished_saves};
 pub(super) use view::is_prefix_name;
 pub use view::{Answers, VirtualDirectories, read_answers};
 

@@ -3,7 +3,8 @@
 //! It must not be what fills the disk: it leaves some room to everything else, and grows and shrinks by commits for which
 //! what `meta.reserve` keeps is enough. Sequences that it has no room for stay noted, and `kvfs status` says so.
 
-use crate::{FileSystem, FsError};
+use crate::FsError;
+use crate::core::Core;
 use kvfs_storage::store::disk::Space;
 
 /// Pages between two commits: their records, up to 8 KiB each, are 8 MiB of memory.
@@ -18,8 +19,8 @@ pub(super) struct Room(Space);
 
 impl Room {
     /// As it is now.
-    pub(super) fn of(fs: &FileSystem) -> Result<Room, FsError> {
-        Ok(Room(fs.core.store.disk.space()?))
+    pub(super) fn of(core: &Core) -> Result<Room, FsError> {
+        Ok(Room(core.store.disk.space()?))
     }
 
     /// Whether the index may grow.

@@ -102,18 +102,16 @@ pub(crate) struct SlotSaving<'a> {
     tree: &'a dyn Tree,
 }
 
-impl FileSystem {
-    pub(crate) fn slot_saving(&self) -> SlotSaving<'_> {
-        SlotSaving { core: &self.core, prefixes: &self.prefixes, tree: self }
-    }
-
-    /// Removes what a crash left of slots that were being saved.
-    pub fn remove_unfinished_saves(&self) -> Result<(), FsError> {
-        self.slot_saving().remove_all_unfinished()
-    }
+/// Removes what a crash left of slots that were being saved.
+pub fn remove_unfinished_saves(fs: &FileSystem) -> Result<(), FsError> {
+    SlotSaving::of(fs).remove_all_unfinished()
 }
 
-impl SlotSaving<'_> {
+impl<'a> SlotSaving<'a> {
+    pub(crate) fn of(fs: &'a FileSystem) -> SlotSaving<'a> {
+        SlotSaving { core: &fs.core, prefixes: &fs.prefixes, tree: fs }
+    }
+
     /// Opens a slot to put another one in its place, which will be its owner's.
     pub(super) fn open_replacing(
         &self, id: InodeId, key: SlotKey, caller: Caller,

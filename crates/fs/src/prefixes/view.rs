@@ -11,10 +11,11 @@ use super::find::{Finder, Indexed, PrefixPage};
 use super::query::Query;
 use super::slot::{SlotShape, Slots};
 use super::slot_draft::SlotSaving;
-use super::{Prefixes, Virtual};
+use super::{Prefixes, Virtual, is_virtual};
 use crate::attributes::{Attributes, Caller, Found, Place};
 use crate::core::Core;
 use crate::core::handle::{Handle, Served};
+use crate::core::waits::Awaited;
 use crate::create::Created;
 use crate::foreign::Adoption;
 use crate::list::{Listed, Listing};
@@ -58,15 +59,41 @@ impl FileSystem {
             prefixes: &self.prefixes,
             finder: self.finder(),
             indexed: self,
-            blocks: self.block_directory(),
+            blocks: BlockDirectory::of(self),
             slots: self.slots(),
-            saving: self.slot_saving(),
+            saving: SlotSaving::of(self),
             adoption: self.adoption(),
         }
     }
 }
 
 impl VirtualDirectories<'_> {
+    /// Whether looking up a name in a directory, or listing it, has to wait, and for what.
+    pub fn waits_to_look(&self, directory: InodeId) -> Option<Awaited> {
+        if !is_virtual(directory) {
+            return None;
+        }
+        if self.must_adopt_to_list(directory) {
+            return Some(Awaited::Remote);
+        }
+        if let Ok(Virtual::Slots(model)) = self.prefixes.meaning_of(directory) {
+            // What a slot has is told by files of its sequence: of which tokens its states are by all of `tokens`, which
+            // only the remote may have.
+            let model = self.core.model_of(&mut self.core.state(), model);
+            let has_states = model.is_ok_and(|model| model.manifest.describes_states());
+            let is_remote = has_states
+                && self.finder.residency.tiers.is_some_and(|tiers| tiers.exchange.is_some());
+            return Some(if is_remote { Awaited::Remote } else { Awaited::Reading });
+        }
+        let (is_behind, is_pending) = {
+            let state = self.core.state();
+            (!state.metadata.unindexed.is_empty(), !state.pending.is_empty())
+        };
+        let is_up_to_date = || self.prefixes.turn.try_lock().is_ok_and(|turn| turn.is_noted);
+        let waits = is_behind || is_pending || !is_up_to_date();
+        waits.then_some(Awaited::Local)
+    }
+
     /// Finds a name in a model's directory that is virtual, or in a virtual directory.
     pub(crate) fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Option<Lookup>, FsError> {
         for _ in 1..LOOKS_MAX {

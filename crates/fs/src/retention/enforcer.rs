@@ -40,25 +40,20 @@ impl FileSystem {
         Enforcer { core: &self.core, retention: &self.retention, names: self }
     }
 
-    /// One step of retention; says how long to wait before the next.
-    pub fn retain(&self, retainer: &mut Retainer) -> Duration {
-        self.enforcer().retain(retainer)
-    }
-
-    /// A file is opened for reading with these flags of open(2).
-    pub fn note_use(&self, id: InodeId, flags: i32) {
-        self.retention.note_use(&self.core.store, id, flags);
-    }
-
-    /// Puts all uses on record, when a mount that may change something ends.
-    pub fn record_uses(&self) -> Result<(), FsError> {
-        self.retention.record_uses(&self.core, || self.commit())
-    }
-
     /// What `statfs` tells in a directory: not more than what the limits above it leave. Files that are off the record and
     /// about to be removed are free: whoever removes and syncs until there is room would remove too much.
     pub fn space_at(&self, id: InodeId) -> Result<Space, FsError> {
         let space = self.core.store.disk.space()?;
         self.retention.limit_space(&self.core, id, self.postponed.waiting().added_to(space))
     }
+}
+
+/// One step of retention; says how long to wait before the next.
+pub fn retain(fs: &FileSystem, retainer: &mut Retainer) -> Duration {
+    fs.enforcer().retain(retainer)
+}
+
+/// Puts all uses on record, when a mount that may change something ends.
+pub fn record_uses(fs: &FileSystem) -> Result<(), FsError> {
+    fs.retention.record_uses(&fs.core, || fs.commit())
 }

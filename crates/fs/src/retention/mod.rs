@@ -38,12 +38,12 @@ use crate::core::state::State;
 use crate::core::uses::{self, Uses};
 use clock::Clock;
 use kvfs_observe::RetentionCounters;
-use kvfs_storage::store::Store;
 use kvfs_storage::store::disk::Space;
 use kvfs_storage::store::record::{DEPTH_MAX, Inode, InodeId, Kind, Time};
 use policy::{Policies, Policy};
 
 pub(super) use dated::{USED, kept_use, recorded_use};
+pub use enforcer::{record_uses, retain};
 pub use policy::check_limit;
 pub(super) use policy::{AGE, QUOTA, TTL, check_reader, is_limit};
 pub use steps::Retainer;
@@ -165,11 +165,12 @@ impl Retention {
     fn reports(&self) -> MutexGuard<'_, BTreeMap<InodeId, Report>> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
     /// A file is opened for reading with these flags of open(2). Whoever says so leaves no trace.
     /// It is noted without any limit, too: the first one does not delete what was just read.
-    pub(super) fn note_use(&self, store: &Store, id: InodeId, flags: i32) {
+    pub fn note_use(&self, core: &Core, id: InodeId, flags: i32) {
         let is_stored = !super::is_virtual(id);
-        if flags & libc::O_NOATIME == 0 && is_stored && !store.is_read_only() {
+        if flags & libc::O_NOATIME == 0 && is_stored && !core.store.is_read_only() {
             self.uses().note(id, Time::now());
         }
     }

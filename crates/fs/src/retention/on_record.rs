@@ -138,7 +138,7 @@ mod tests {
             unmounted.date(id, at(1000));
         }
         let fs = &unmounted.fs;
-        fs.note_use(read, libc::O_RDONLY);
+        fs.retention.note_use(&fs.core, read, libc::O_RDONLY);
         let mut retainer = Retainer::default();
         assert_eq!(fs.retention.record_in_rounds(&fs.core, &mut retainer), None, "a mount begins");
         retainer.rounds.begun = Some(at(0));

@@ -69,13 +69,11 @@ fn passed_over(subject: &Subject, error: io::Error) -> Result<Copy, FsError> {
     Ok(Copy::Absent)
 }
 
-impl FileSystem {
-    pub(super) fn mender(&self) -> Mender<'_> {
-        Mender { core: &self.core, residency: self.residency(), commits: self }
-    }
-}
-
 impl<'a> Mender<'a> {
+    pub(super) fn of(fs: &'a FileSystem) -> Mender<'a> {
+        Mender { core: &fs.core, residency: fs.residency(), commits: fs }
+    }
+
     /// Compares a file's copies on the disk with its checksum.
     pub(super) fn scrub_file(
         self, id: InodeId, object: ObjectId, reader: &mut Aside<'a>,

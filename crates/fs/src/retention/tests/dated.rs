@@ -89,12 +89,12 @@ fn times_that_are_set_undo_no_use_and_make_none() {
     for id in [read, unread] {
         unmounted.date(id, ago(40 * DAY));
     }
-    fs.note_use(read, libc::O_RDONLY);
+    fs.retention.note_use(&fs.core, read, libc::O_RDONLY);
     let old = ago(50 * DAY);
     for id in [read, unread] {
         unmounted.set_times(id, old);
     }
-    fs.record_uses().unwrap();
+    record_uses(fs).unwrap();
     assert_eq!(unmounted.times(read), (old, old), "the read was before");
     unmounted.limit(directory, AGE, &(30 * DAY).to_string());
     unmounted.walk();

@@ -131,7 +131,7 @@ fn nothing_is_told_without_limits() {
     let unmounted = Unmounted::new();
     assert_eq!(unmounted.status(), "");
     let mut retainer = Retainer::default();
-    assert_eq!(unmounted.fs.retain(&mut retainer), LOOK_INTERVAL);
+    assert_eq!(retain(&unmounted.fs, &mut retainer), LOOK_INTERVAL);
     assert!(retainer.walked.is_empty());
 }
 
@@ -143,7 +143,7 @@ fn a_store_that_takes_no_changes_deletes_nothing() {
     unmounted.fs.core.state().refusal = Some(crate::health::Refusal::DiskFailed);
     let mut retainer = Retainer::default();
     for _ in 0..5 {
-        assert_eq!(unmounted.fs.retain(&mut retainer), LOOK_INTERVAL);
+        assert_eq!(retain(&unmounted.fs, &mut retainer), LOOK_INTERVAL);
     }
     assert!(retainer.pass.is_none() && retainer.walked.is_empty());
     assert_eq!(unmounted.names(FILES), ["file"]);
@@ -158,16 +158,16 @@ fn the_thread_rests_between_its_steps() {
     let mut retainer = Retainer::default();
     let mut steps = 0;
     while !unmounted.names(FILES).is_empty() {
-        let rest = fs.retain(&mut retainer);
+        let rest = retain(fs, &mut retainer);
         assert!(rest >= REST_MIN && rest < LOOK_INTERVAL, "{rest:?}");
         steps += 1;
         assert!(steps < 10);
     }
-    while fs.retain(&mut retainer) < LOOK_INTERVAL {}
+    while retain(fs, &mut retainer) < LOOK_INTERVAL {}
     assert!(retainer.walked.contains_key(&FILES));
     // A limit that was taken away ends what was begun for it.
     fs.retention.remove_limit(&fs.core, FILES, QUOTA).unwrap();
-    assert_eq!(fs.retain(&mut retainer), LOOK_INTERVAL);
+    assert_eq!(retain(fs, &mut retainer), LOOK_INTERVAL);
     assert!(retainer.pass.is_none());
 }
 

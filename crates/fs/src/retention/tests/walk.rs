@@ -25,7 +25,7 @@ fn what_was_used_longest_ago_goes_until_a_twentieth_is_free() {
     let ids = filled(&unmounted, directory, 12);
     unmounted.limit(directory, QUOTA, "1000");
     // It was read a moment ago, which is not on record yet.
-    fs.note_use(ids[1], libc::O_RDONLY);
+    fs.retention.note_use(&fs.core, ids[1], libc::O_RDONLY);
     let used = fs.core.state().inode(ids[0]).unwrap().atime;
     let mut retainer = Retainer::default();
     run(fs, &mut retainer);
@@ -108,7 +108,7 @@ fn the_nearest_time_to_live_counts_and_that_of_age_as_well() {
     unmounted.limit(near, TTL, &(10 * DAY).to_string());
     unmounted.limit(own, TTL, &(7 * DAY).to_string());
     // What it is about is the last change.
-    fs.note_use(read, libc::O_RDONLY);
+    fs.retention.note_use(&fs.core, read, libc::O_RDONLY);
     run(fs, &mut Retainer::default());
     assert_eq!(unmounted.names(directory), ["near", "new", "own"]);
     assert_eq!(unmounted.names(near), ["new"]);
@@ -120,7 +120,7 @@ fn the_nearest_time_to_live_counts_and_that_of_age_as_well() {
         "{reasons:?}"
     );
     unmounted.limit(directory, AGE, &(3 * DAY).to_string());
-    fs.note_use(own, libc::O_RDONLY);
+    fs.retention.note_use(&fs.core, own, libc::O_RDONLY);
     run(fs, &mut Retainer::default());
     // A limit of age of a directory above holds, whatever lives how long.
     assert_eq!(unmounted.names(directory), ["near", "own"]);
@@ -273,13 +273,13 @@ fn uses_are_kept_when_the_mount_ends() {
     for id in [read, silent, gone] {
         unmounted.date(id, before);
     }
-    fs.note_use(read, libc::O_RDONLY);
-    fs.note_use(silent, libc::O_RDONLY | libc::O_NOATIME);
-    fs.note_use(gone, libc::O_RDONLY);
+    fs.retention.note_use(&fs.core, read, libc::O_RDONLY);
+    fs.retention.note_use(&fs.core, silent, libc::O_RDONLY | libc::O_NOATIME);
+    fs.retention.note_use(&fs.core, gone, libc::O_RDONLY);
     assert_eq!(fs.retention.latest_uses(), [read, gone]);
     let opened = fs.open_file(gone, libc::O_RDONLY).unwrap();
     fs.unlink(&place(FILES, "gone")).unwrap();
-    fs.record_uses().unwrap();
+    record_uses(fs).unwrap();
     let atime = |id| fs.core.state().inode(id).unwrap().atime;
     assert_eq!(atime(gone), before, "it has no name any more");
     fs.release(opened.handle).unwrap();
@@ -289,7 +289,7 @@ fn uses_are_kept_when_the_mount_ends() {
     let later = ago(-1000);
     unmounted.date(read, later);
     fs.retention.uses().note(read, ago(0));
-    fs.record_uses().unwrap();
+    record_uses(fs).unwrap();
     assert_eq!(atime(read), later);
 }
 
@@ -313,7 +313,7 @@ fn a_time_to_live_may_begin_anew_with_each_use() {
         unmounted.limit(id, TTL, &format!("{} renewed", 5 * DAY));
     }
     for id in [read, own] {
-        fs.note_use(id, libc::O_RDONLY);
+        fs.retention.note_use(&fs.core, id, libc::O_RDONLY);
     }
     run(fs, &mut Retainer::default());
     fs.commit().unwrap();
@@ -343,7 +343,11 @@ fn a_sequence_that_is_read_again_and_again_lives_on() {
             unmounted.date(id, ago(6 * DAY));
         }
     }
-    unmounted.fs.note_use(unmounted.id_of(used, "tokens").unwrap(), libc::O_RDONLY);
+    unmounted.fs.retention.note_use(
+        &unmounted.fs.core,
+        unmounted.id_of(used, "tokens").unwrap(),
+        libc::O_RDONLY,
+    );
     unmounted.limit(model.sequences, TTL, &format!("{} renewed", 5 * DAY));
     unmounted.fs.commit().unwrap();
     run(&unmounted.fs, &mut Retainer::default());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::holes::Hollow;
 use super::opening::Pack;
-use super::record::{Header, Kind, Place, record_bytes};
+use super::record::{HEADER_BYTES, Header, Kind, Place, record_bytes};
 use crate::store::disk::shard;
 use crate::store::record::{ObjectId, Time};
 
@@ -23,6 +23,11 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// Where its bytes end in the pack.
+    pub(super) fn end(&self) -> u64 {
+        u64::from(self.place.offset) + HEADER_BYTES + u64::from(self.length)
+    }
+
     /// Whether a header at its place is that of an object's bytes.
     pub(super) fn is_of(&self, object: ObjectId, header: &Header) -> bool {
         header.kind == Kind::Bytes

@@ -17,10 +17,13 @@ impl Packs {
     /// Its bytes, if an object is in a pack.
     pub(super) fn file(&self, object: ObjectId) -> io::Result<Option<PackedFile>> {
         let found = self.find_and_open(object, |index| self.hold(index, object))?;
-        Ok(found.map(|((entry, held), pack, _)| {
-            let (disk, index) = (Arc::clone(&self.disk), Arc::clone(&self.index));
-            PackedFile { object, entry, pack, index, disk, _held: held }
-        }))
+        let Some(((entry, held), pack, file)) = found else { return Ok(None) };
+        // Somebody may have cut it while it was open, and another copy take its place.
+        if file.file.stat()?.length < entry.end() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let (disk, index) = (Arc::clone(&self.disk), Arc::clone(&self.index));
+        Ok(Some(PackedFile { object, entry, pack, index, disk, _held: held }))
     }
 
     /// All bytes of an object, compared with what was written; `None` if it is in no pack.

@@ -83,6 +83,27 @@ fn another_file_in_the_place_of_a_pack_is_not_read() {
 
 /// It has the number of the pack, is as long and as complete, and may have the same objects.
 #[test]
+fn a_pack_that_is_cut_while_it_is_open_is_told_to_who_opens_a_file_in_it() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    for object in [1, 2] {
+        mount.pack(object, &[7; 100]);
+    }
+    mount.packs.end().unwrap();
+    let held = mount.disk.open(&path(1), Access::Read).unwrap();
+    let end = mount.packs.index().get(ObjectId(1)).unwrap().end();
+    let pack = std::fs::File::options().write(true).open(directory.path().join("packs/00000001"));
+    let pack = pack.unwrap();
+    pack.set_len(end).unwrap();
+    assert_eq!(mount.read(1).unwrap(), [7; 100]);
+    let cut = |object| mount.disk.open(&path(object), Access::Read).unwrap_err().kind();
+    assert_eq!(cut(2), io::ErrorKind::UnexpectedEof);
+    pack.set_len(end - 1).unwrap();
+    assert_eq!(cut(1), io::ErrorKind::UnexpectedEof);
+    assert!(held.read_at(&mut [0; 100], 0).is_err());
+}
+
+#[test]
 fn a_pack_of_another_store_is_neither_copied_nor_removed() {
     for (removed, first) in [(3, 11), (4, 11), (3, 1)] {
         let [directory, other] = [store(), store()];
