@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of the Python package that need a real engine, on the CPU: transformers over PyTorch, and LMCache,
+# Runs the tests of the Python package that need a real engine, on the CPU: transformers over PyTorch, and MLX-LM, LMCache,
 # SGLang's storage layer and vLLM where the interpreter has them (skipped with a line elsewhere; they depend on CUDA or on
 # another build of PyTorch, so they are not fetched here).
 #
@@ -15,7 +15,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-PACKAGES=(torch==2.13.0 transformers==5.23.0 numpy==2.4.6 pytest==9.2.0)
+PACKAGES=(torch==2.13.0 transformers==5.24.0 numpy==2.4.6 pytest==9.2.0)
 
 figures='' build=(--dev)
 if [ "${1-}" = --figures ]; then
@@ -46,10 +46,13 @@ cd "$scratch"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} PYTHONDONTWRITEBYTECODE=1 TRANSFORMERS_OFFLINE=1
 export KVFS_TEST_DIR=${KVFS_TEST_DIR:-$scratch}
 # A module that is skipped as a whole is none that passed: pytest ends with 5 then.
-"$python" -m pytest -q -p no:cacheprovider -rs "$tests/test_transformers.py" "$tests/test_lmcache.py" "$tests/test_sglang.py" \
+"$python" -m pytest -q -p no:cacheprovider -rs "$tests/test_transformers.py" \
+    "$tests/test_transformers_mapped.py" "$tests/test_mlx.py" "$tests/test_lmcache.py" "$tests/test_sglang.py" \
     "$tests/test_vllm.py" "$tests/test_vllm_engine.py" "$@"
 if [ -n "$figures" ]; then
     "$python" "$benches/first_token.py" "$figures"
+    "$python" "$benches/mapped_attention.py" "$figures"
+    if "$python" -c 'import mlx_lm' 2>/dev/null; then "$python" "$benches/mlx_first_token.py" "$figures"; fi
     if "$python" -c 'import lmcache' 2>/dev/null; then "$python" "$benches/level2.py" "$figures"; fi
     if "$python" -c 'import vllm' 2>/dev/null; then "$python" "$benches/vllm_first_token.py" "$figures"; fi
 fi

@@ -23,6 +23,8 @@ use crate::tier::encoding::ColdEncoding;
 /// Threads that answer the kernel: with passthrough they only open and close files.
 /// More than this never helped, and each has a buffer of 1 MiB.
 const THREADS_MAX: usize = 64;
+/// Less keeps no page, and is a number without its unit.
+const RAM_BYTES_MIN: u64 = 1 << 20;
 /// A budget below a few pages would make every open fetch what the last one pushed out.
 const SSD_BYTES_MIN: u64 = 16 << 20;
 /// Less a day would be used up by the first page.
@@ -245,6 +247,12 @@ fn metrics_hosts(first: &Sources, has_address: bool) -> Result<Vec<String>, Stri
 /// Memory that is not there is promised to nobody: the kernel would end the daemon without a word of its own.
 pub(super) fn check_memory(ram_bytes: u64) -> Result<(), String> {
     let ram = Size(ram_bytes);
+    if ram_bytes > 0 && ram_bytes < RAM_BYTES_MIN {
+        return Err(format!(
+            "ram is {ram}, less than a page: give {} at least (a number alone is bytes: 16G), or 0 for none",
+            Size(RAM_BYTES_MIN)
+        ));
+    }
     let is_less = |there: &u64| *there < ram_bytes;
     if let Some(there) = kvfs_os::memory_bytes("MemTotal").filter(is_less) {
         let there = bytes(there);

@@ -125,7 +125,15 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
 
 /// One line of trouble on standard error.
 pub(crate) fn complain(program: &str, line: &str) {
-    note(&format!("{program}: {}", printable(line.chars())));
+    note(&format!("{program}: {}", mended(&printable(line.chars()))));
+}
+
+/// What a system call says of a mount without a daemon, in words that help.
+fn mended(line: &str) -> String {
+    line.replace(
+        "Transport endpoint is not connected (os error 107)",
+        "the daemon of this mount is gone: mount the store again, which clears it",
+    )
 }
 
 /// One line for people on standard error, where it does not disturb `--json`.
@@ -202,6 +210,15 @@ mod tests {
         let report = Report::json(&value);
         assert!(report.text.chars().all(|character| character == '\n' || !character.is_control()));
         assert_eq!(serde_json::from_str::<serde_json::Value>(&report.text).unwrap(), value);
+    }
+
+    #[test]
+    fn a_mount_without_a_daemon_is_told_with_what_mends_it() {
+        let error = io::Error::from_raw_os_error(libc::ENOTCONN);
+        let expected =
+            "/mnt/kv: the daemon of this mount is gone: mount the store again, which clears it";
+        assert_eq!(mended(&format!("/mnt/kv: {error}")), expected);
+        assert_eq!(mended("/mnt/kv: something else"), "/mnt/kv: something else");
     }
 
     #[test]

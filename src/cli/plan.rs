@@ -77,13 +77,24 @@ impl Source {
         }
     }
 
-    /// Whether a mount with this status cannot read what comes from there.
-    pub(super) fn is_out_of_reach(self, status: &str) -> bool {
+    /// Why a mount with this status cannot read what comes from there, if so.
+    pub(super) fn hindrance(self, status: &str) -> Option<&'static str> {
         match self {
-            Source::Tier(Tier::Remote) => status_value(status, "remote").is_none(),
-            Source::Lost => true,
-            Source::Tier(_) | Source::Decoding => false,
+            Source::Tier(Tier::Remote) if status_value(status, "remote").is_none() => {
+                Some("only a remote has it, and the mount has none")
+            }
+            Source::Tier(Tier::Remote) => {
+                let state = status_value(status, "remote_state").unwrap_or_default();
+                state.starts_with("down").then_some("only the remote has it, which is down")
+            }
+            Source::Lost => Some("no good copy is left"),
+            Source::Tier(_) | Source::Decoding => None,
         }
+    }
+
+    /// Whether there is such a reason.
+    fn is_out_of_reach(self, status: &str) -> bool {
+        self.hindrance(status).is_some()
     }
 }
 
@@ -211,8 +222,8 @@ pub(super) fn places(path: &Path, status: &str) -> io::Result<(Vec<String>, Valu
         let count =
             if link.files == 1 { "1 file".to_owned() } else { format!("{} files", link.files) };
         let place = format!("{}: {count}, {}", link.source.in_words(), bytes(link.bytes));
-        if link.source.is_out_of_reach(status) {
-            return format!("{place}; it cannot be read");
+        if let Some(why) = link.source.hindrance(status) {
+            return format!("{place}; it cannot be read now: {why}");
         }
         let kind = if link.rate.is_measured { "measured" } else { "assumed" };
         let moved = bytes(link.stored_bytes);
@@ -309,10 +320,7 @@ fn to_text(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Stri
     };
     if let Some(first) = unreadable(files, status).next() {
         let count = unreadable(files, status).count();
-        let why = match first.source {
-            Source::Lost => "no good copy is left",
-            _ => "only a remote has it, and the mount has none",
-        };
+        let why = first.source.hindrance(status).unwrap_or_default();
         let _ = writeln!(
             text,
             "now: {count} files cannot be read (EIO), the first is {}: {why}",
@@ -375,6 +383,19 @@ mod tests {
 
     fn planned(path: &str, source: Source, bytes: u64, stored_bytes: u64) -> Planned {
         Planned { path: PathBuf::from(path), source, bytes, stored_bytes }
+    }
+
+    #[test]
+    fn what_cannot_be_read_now_is_not_promised() {
+        let remote = Source::Tier(Tier::Remote);
+        let of = |status| remote.hindrance(status);
+        assert_eq!(of("remote: /r\nremote_state: up\n"), None);
+        assert_eq!(of("remote: /r\nremote_state: connecting\n"), None);
+        let down = of("remote: /r\nremote_state: down: it hangs\n");
+        assert_eq!(down, Some("only the remote has it, which is down"));
+        assert_eq!(of(""), Some("only a remote has it, and the mount has none"));
+        assert_eq!(Source::Lost.hindrance("remote: /r\n"), Some("no good copy is left"));
+        assert_eq!(Source::Decoding.hindrance(""), None);
     }
 
     #[test]

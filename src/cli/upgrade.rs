@@ -67,10 +67,11 @@ pub(crate) fn run(arguments: &UpgradeArguments) -> Outcome {
         if exit != EXIT_OK || !arguments.json {
             return Ok(Report::ending(String::new(), exit));
         }
-        let status = status::read(&arguments.mountpoint)?;
+        let (mount, _) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
+        let status = status::read(&mount.mountpoint)?;
         let number = |key| status_value(&status, key).and_then(|text| text.parse::<u64>().ok());
         let value = json!({
-            "mountpoint": arguments.mountpoint.display().to_string(),
+            "mountpoint": mount.mountpoint.display().to_string(),
             "pid": number("pid"),
             "version": status_value(&status, "version"),
         });

@@ -68,3 +68,16 @@ fn a_program_that_hangs_is_ended() {
     crate::require!(fuse, cc);
     is_lost_and_comes_back("for (;;) pause();");
 }
+
+#[test]
+fn what_came_of_it_is_told_as_json_wherever_the_user_stands() {
+    crate::require!(fuse);
+    let mount = mounted(any_mode(), &[]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(["upgrade", "--json"]).arg(mount.path().file_name().unwrap());
+    let outcome = forks::output(command.current_dir(mount.path().parent().unwrap()));
+    assert!(outcome.status.success(), "{outcome:?}");
+    let told: serde_json::Value = serde_json::from_slice(&outcome.stdout).unwrap();
+    assert_eq!(told["mountpoint"], mount.path().to_str().unwrap());
+    assert_eq!(told["pid"], mount.status_number("pid"));
+}

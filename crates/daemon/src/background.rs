@@ -12,8 +12,8 @@ use super::mount::{MountError, MountOptions};
 use super::notify::{Notifier, notify};
 use kvfs_fs::{
     Ahead, FileSystem, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Retainer,
-    ScrubRequest, check_records, move_objects, refresh_foreign, remove_unfinished_saves, survey,
-    sweep_after_crash,
+    ScrubRequest, check_records, look_at_known_damage, move_objects, refresh_foreign,
+    remove_unfinished_saves, survey, sweep_after_crash,
 };
 use kvfs_storage::store::StoreError;
 use kvfs_storage::tier::counters::Counters;
@@ -274,6 +274,7 @@ fn while_asked(requests: &Receiver<()>, stopped: &Receiver<()>, run: impl Fn()) 
 
 fn scrub(file_system: &FileSystem, requests: &Receiver<ScrubRequest>, stopped: &Receiver<()>) {
     let is_over = || stopped.try_recv() == Err(TryRecvError::Disconnected);
+    look_at_known_damage(file_system, &is_over);
     loop {
         crossbeam_channel::select! {
             recv(stopped) -> _ => return,

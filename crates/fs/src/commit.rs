@@ -8,6 +8,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use super::damage::known;
 use super::discarded::{remove_discarded, remove_present};
 use super::health::Refusal;
 use super::postponed::{keep_room, remove_files_of, with_room_noted};
@@ -165,6 +166,7 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
     fs.publishing().seal_full_tails();
     held_back::let_overdue_go(fs)?;
     make_room(&fs.core)?;
+    known::record(&fs.core);
     let has_changes = fs.core.state().metadata.uncommitted() > 0;
     // What was closed before now is in no generation before it has settled: whoever waits for the commit of others, which has
     // looked for such files already, would be told that it is durable. A mapping may have gone away unnoticed as well.

@@ -1,6 +1,8 @@
 //! Copies that are not what was written: telling of them, and what becomes of a raw one while there is
 //! another that may be good.
 
+pub(crate) mod known;
+
 use super::FsError;
 use super::attributes::Attributes;
 use super::residency::Residency;

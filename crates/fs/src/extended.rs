@@ -3,6 +3,7 @@
 //! them back.
 
 use super::attributes::Caller;
+use super::damage::known::KNOWN_DAMAGE;
 use super::foreign::ORIGIN;
 use super::hits::rate::{self, PREFILL_RATE};
 use super::prefixes::{SLOT_KEY, key_bytes};
@@ -92,6 +93,7 @@ impl FileSystem {
                 || name == USED
                 || name == PREFILL_RATE
                 || name == SCRUBBED
+                || name == KNOWN_DAMAGE
                 || retention::is_limit(&name)
                 || caller.uid != 0 && name.starts_with(TRUSTED_PREFIX)
             {
@@ -155,7 +157,7 @@ impl FileSystem {
             TIER => return self.movement().withdraw_wish(id),
             PIN => return self.pins().remove(id),
             QUOTA | AGE | TTL => return self.retention.remove_limit(&self.core, id, name),
-            LOSSY | ORIGIN | USED | SCRUBBED => return Err(FsError::Unsupported),
+            LOSSY | ORIGIN | USED | SCRUBBED | KNOWN_DAMAGE => return Err(FsError::Unsupported),
             _ => {}
         }
         let mut state = self.core.state_to_change()?;

@@ -158,7 +158,7 @@ pub use prefixes::{
 };
 pub use remote_memory::RemoteMemory;
 pub use retention::{Retainer, Retention, check_limit, record_uses, retain};
-pub use scrub::{ScrubRequest, scrub};
+pub use scrub::{ScrubRequest, look_at_known_damage, scrub};
 pub use setattr::{NewTime, SetAttributes};
 pub use sight::own_manifests;
 pub use subject::{Subject, shown};
@@ -286,6 +286,7 @@ impl FileSystem {
         let mut state = State::new(metadata);
         state.unsettled.extend(recovered.still_changing.iter().copied());
         state.full_tails.extend(recovered.tails.iter().copied());
+        damage::known::put_into(&mut state)?;
         let file_system = assemble(store, state, (observer, invalidations), left_by_crash);
         file_system.retention.begin(believed);
         if !file_system.core.store.is_read_only() {

@@ -193,7 +193,7 @@ impl Progress {
 pub(super) fn add_scrub(fs: &FileSystem, gauges: &mut Gauges) {
     if let Some(last) = LastScrub::of(&fs.core) {
         let age = last.age_seconds(Time::now());
-        gauges.add("kvfs_scrub_age_seconds", "Time since all of the store was read last", age);
+        gauges.add("kvfs_scrub_age_seconds", "Time since a scrub of the whole store ended", age);
     }
     let progress = fs.scrubs.progress().clone();
     if progress.started.is_none() {
@@ -260,14 +260,35 @@ fn scrub_files(
 
 /// A scrub of everything has ended, unless somebody has stopped it: that goes on record where it may be written to.
 fn record_scrub(fs: &FileSystem) {
-    let Progress { files, done, damaged, repaired, .. } = fs.scrubs.progress().clone();
+    let Progress { files, done, skipped, damaged, repaired, .. } = fs.scrubs.progress().clone();
     if done < files {
         return;
     }
-    let last = LastScrub { ended: Time::now().seconds, files, damaged, repaired };
+    let last = LastScrub { ended: Time::now().seconds, files, skipped, damaged, repaired };
     match last.record(&fs.core) {
         Ok(()) | Err(FsError::ReadOnly) => {}
         Err(error) => fs.core.observer.failed(&format!("a scrub has no record: {error}")),
+    }
+}
+
+/// Compares again what an earlier mount has found damaged, and may be mended by now.
+pub fn look_at_known_damage(fs: &FileSystem, is_over: &(dyn Fn() -> bool + Sync)) {
+    let known: Vec<_> = fs.core.state().known_damage.iter().map(|(id, of)| (*of, *id)).collect();
+    if known.is_empty() {
+        return;
+    }
+    let looked = std::thread::scope(|scope| {
+        let mut reader = Aside::start(scope, Reader::new(None, is_over)?)?;
+        for (object, id) in known {
+            let found = Mender::of(fs).scrub_file(id, object, &mut reader)?;
+            if found != Found::Skipped && !is_over() {
+                fs.residency().note_damage(id, object, found == Found::Damaged);
+            }
+        }
+        Ok::<_, FsError>(())
+    });
+    if let Err(error) = looked {
+        log::warn!("files that were damaged are not looked at again: {error}");
     }
 }
 

@@ -231,3 +231,14 @@ fn refused() {
     let failure = resolved(Layer::default(), "", &[], "threads = 1\nnvme = 4").unwrap_err();
     assert!(failure.line().contains("line 2: unknown setting \"nvme\""), "{}", failure.line());
 }
+
+#[test]
+fn memory_is_not_switched_off_by_a_forgotten_unit() {
+    for bytes in [1, 16, RAM_BYTES_MIN - 1] {
+        let why = check_memory(bytes).unwrap_err();
+        assert!(why.contains("less than a page: give 1M at least"), "{why}");
+    }
+    for bytes in [0, RAM_BYTES_MIN] {
+        assert_eq!(check_memory(bytes), Ok(()));
+    }
+}

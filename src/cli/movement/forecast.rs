@@ -163,8 +163,8 @@ fn hindrance(file: &Planned, request: Request, status: &str) -> Option<&'static 
         None
     } else if file.source == Source::Lost {
         Some("no copy of it is left")
-    } else if file.source.is_out_of_reach(status) {
-        Some("only a remote has it, and the mount has none")
+    } else if let Some(why) = file.source.hindrance(status) {
+        Some(why)
     } else if request == Request::Evict(Tier::Remote) && is_pinned() {
         Some("it is pinned (user.kvfs.pin)")
     } else {

@@ -140,7 +140,7 @@ const SECTIONS: [(&str, &[Row]); 8] = [
             ("scrub_bytes_read", "read", Kind::Bytes),
             ("scrub_damaged_files", "damaged", Kind::Count),
             ("scrub_repaired_files", "repaired", Kind::Count),
-            ("last_scrub", "all read last", Kind::Text),
+            ("last_scrub", "last scrub", Kind::Text),
         ],
     ),
 ];

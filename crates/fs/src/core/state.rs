@@ -62,6 +62,8 @@ pub(crate) struct State {
     pub(crate) damaged: Damaged,
     /// Files of which the last look found no good copy, and the object that they had then.
     pub(crate) known_damage: Damaged,
+    /// The same as it is on record.
+    pub(crate) recorded_damage: Damaged,
     /// Why the last commit failed, if it did, and can be tried again.
     pub(crate) commit_failure: Option<CommitFailure>,
     /// Why the store takes no changes, if so.
@@ -95,6 +97,7 @@ impl State {
             full_tails: BTreeSet::new(),
             damaged: Damaged::new(),
             known_damage: Damaged::new(),
+            recorded_damage: Damaged::new(),
             commit_failure: None,
             refusal: None,
         }

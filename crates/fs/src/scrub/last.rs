@@ -1,4 +1,4 @@
-//! When all of the store was read last: kept with the root, since a store that nobody has scrubbed for months is worth
+//! When a scrub of the whole store ended last: kept with the root, since a store that nobody has scrubbed for months is worth
 //! an alert whether or not it was mounted anew meanwhile.
 
 use crate::FsError;
@@ -15,6 +15,8 @@ pub(super) struct LastScrub {
     /// When, in seconds since 1970.
     pub(super) ended: i64,
     pub(super) files: u64,
+    /// Of them, those that were not compared: only the remote has them, or they have no checksum yet.
+    pub(super) skipped: u64,
     pub(super) damaged: u64,
     pub(super) repaired: u64,
 }
@@ -29,13 +31,17 @@ impl LastScrub {
     fn parse(text: &str) -> Option<LastScrub> {
         let (ended, counts) = text.split_once(' ')?;
         let counts: Vec<u64> = counts.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
-        let [files, damaged, repaired] = counts.try_into().ok()?;
-        Some(LastScrub { ended: ended.parse().ok()?, files, damaged, repaired })
+        let (files, damaged, repaired, skipped) = match counts[..] {
+            [files, damaged, repaired] => (files, damaged, repaired, 0),
+            [files, damaged, repaired, skipped] => (files, damaged, repaired, skipped),
+            _ => return None,
+        };
+        Some(LastScrub { ended: ended.parse().ok()?, files, skipped, damaged, repaired })
     }
 
     fn to_text(self) -> String {
-        let LastScrub { ended, files, damaged, repaired } = self;
-        format!("{ended} {files} {damaged} {repaired}")
+        let LastScrub { ended, files, skipped, damaged, repaired } = self;
+        format!("{ended} {files} {damaged} {repaired} {skipped}")
     }
 
     /// Puts it on record, durable with the next commit.
@@ -53,9 +59,11 @@ impl LastScrub {
 
     /// A line of `.kvfs/status`.
     pub(super) fn line(self) -> String {
-        let LastScrub { files, damaged, repaired, .. } = self;
+        let LastScrub { files, skipped, damaged, repaired, .. } = self;
         let ended = written(Time { seconds: self.ended, nanoseconds: 0 });
-        format!("last_scrub: {ended} files={files} damaged={damaged} repaired={repaired}\n")
+        format!(
+            "last_scrub: {ended} files={files} skipped={skipped} damaged={damaged} repaired={repaired}\n"
+        )
     }
 }
 
@@ -64,7 +72,8 @@ mod tests {
     use super::*;
     use crate::unmounted::{FILES, Unmounted};
 
-    const LAST: LastScrub = LastScrub { ended: 1_700_000_000, files: 3, damaged: 2, repaired: 1 };
+    const LAST: LastScrub =
+        LastScrub { ended: 1_700_000_000, files: 9, skipped: 4, damaged: 2, repaired: 1 };
 
     #[test]
     fn it_outlives_the_mount() {
@@ -81,14 +90,15 @@ mod tests {
     #[test]
     fn what_is_on_record_is_read_or_left() {
         assert_eq!(LastScrub::parse(&LAST.to_text()), Some(LAST));
-        for text in ["", "1", "1 2 3", "1 2 3 4 5", "x 2 3 4", "1 2 3 -4"] {
+        for text in ["", "1", "1 2 3", "1 2 3 4 5 6", "x 2 3 4", "1 2 3 -4"] {
             assert_eq!(LastScrub::parse(text), None, "{text}");
         }
-        assert!(
-            LAST.line().starts_with("last_scrub: 2023-11-14T22:13:20.000Z files=3 "),
-            "{}",
-            LAST.line()
-        );
+        // As a kvfs wrote it that did not count them.
+        let before = LastScrub::parse("1700000000 9 2 1");
+        assert_eq!(before, Some(LastScrub { skipped: 0, ..LAST }));
+        let expected =
+            "last_scrub: 2023-11-14T22:13:20.000Z files=9 skipped=4 damaged=2 repaired=1\n";
+        assert_eq!(LAST.line(), expected);
         assert_eq!(LAST.age_seconds(Time { seconds: 5, nanoseconds: 0 }), 0);
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import uuid
 import weakref
 from collections.abc import Callable
@@ -11,9 +12,12 @@ from typing import Any, NoReturn
 import torch
 from transformers import Cache, PreTrainedModel
 
-from .._kvfs import Changed, InvalidArgument, Missing, Model, Sequence
+from .._kvfs import Changed, Missing, Model, Sequence
+from ..continuation import continued
+from ..manifest import refused
+from .attention import NAME, OTHERWISE, maps
 from .layer import KvfsLayer
-from .model import check, refused
+from .model import check
 
 
 class KvfsCache(Cache):
@@ -44,7 +48,8 @@ class KvfsCache(Cache):
         # Tokens that the layers have, and that the mount has: one more of these if it has all of the prompt.
         self._computed = self._kept = 0
         self._coming: list[int] | None = None
-        super().__init__(layers=[KvfsLayer(store) for _ in range(store.num_layers)])
+        self._maps = maps(model)
+        super().__init__(layers=[KvfsLayer(store, number) for number in range(store.num_layers)])
         self._source, self._kept = self._load()
         self.tokens = self._computed = min(self._kept, len(self._prompt) - 1)
         self._hooks = _follow(model, self)
@@ -57,16 +62,36 @@ class KvfsCache(Cache):
             if source is None or tokens == 0:
                 break
             try:
-                for number, layer in enumerate(self.layers):
-                    layer.load(source, number, tokens)
+                if self._maps:
+                    self._map(source, found, tokens)
+                else:
+                    for layer in self.layers:
+                        layer.load(source, tokens)
                 return source, found
             except (Missing, Changed):
                 continue
         self._forget()
         return None, 0
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _map(self, source: Sequence, found: int, tokens: int) -> None:
+        """Has the layers attend to a sequence of this cache, which shares the pages: the other one may go."""
+        sequence, has = continued(self.store, source, self.name, self._prompt, found)
+        try:
+            if has < found:
+                raise Missing(errno.ENOENT, f"{source.path}: has no longer {found} tokens: compute them again")
+            for layer in self.layers:
+                layer.map(sequence, tokens)
+        except (Missing, Changed):
+            for layer in self.layers:
+                layer.unmap()
+            sequence.clear()
+            raise
+        self.sequence = self._limited(sequence)
+
+    def _begin(self, model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a forward pass: what cannot be kept is refused while nothing has been computed."""
+        if self._maps and not maps(model):
+            raise refused(f"this cache leaves its prefix in the mount: model.set_attn_implementation({NAME!r}), or another KvfsCache")
         # What a pass left that failed half-way.
         self._forget()
         self._coming = _checked_ids(args, kwargs, self._computed)
@@ -76,6 +101,10 @@ class KvfsCache(Cache):
 
     def _end(self) -> None:
         """After it: every layer has its rows."""
+        blind = [layer.number for layer in self.layers if layer.first and not layer.is_attended]
+        if blind:
+            self._forget()
+            raise refused(f"layer {blind[0]} did not attend to its prefix: this model takes no attention of others: {OTHERWISE}")
         ids, self._coming = self._coming or [], None
         end = self._computed + len(ids)
         begin = max(self._computed, self._kept)
@@ -86,38 +115,29 @@ class KvfsCache(Cache):
 
     def _open(self) -> Sequence:
         if self.sequence is None:
-            self.sequence = self._beginning()
-            if self.ttl is not None:
-                self.sequence.ttl = self.ttl
+            self.sequence = self._limited(self._beginning())
         return self.sequence
+
+    def _limited(self, sequence: Sequence) -> Sequence:
+        if self.ttl is not None:
+            sequence.ttl = self.ttl
+        return sequence
 
     def _beginning(self) -> Sequence:
         """A sequence with what the mount had: it shares the pages, and has again what went meanwhile."""
-        sequence = None
-        if self._source is not None:
-            try:
-                sequence = self._source.copy(self.name, 0, self._kept)
-            except (Missing, Changed, InvalidArgument):
-                # It is not there any more, or shorter: nobody waits for a cache to end.
-                pass
-        if sequence is None:
-            sequence = self.store.create_sequence(self.name)
-        has = sequence.tokens
-        if has != self._prompt[: len(has)]:
-            sequence.clear()
-            has = []
-        if len(has) < self._kept:
-            self._append(sequence, self._prompt[len(has) : self._kept], len(has))
+        sequence, has = continued(self.store, self._source, self.name, self._prompt, self._kept)
+        if has < self._kept:
+            self._append(sequence, self._prompt[has : self._kept], has)
         return sequence
 
     def _append(self, sequence: Sequence, ids: list[int], begin: int) -> None:
         end = begin + len(ids)
-        k, v = [[getattr(layer, part)[begin:end] for layer in self.layers] for part in ("k", "v")]
-        sequence.append(ids, k, v, layout="nhd")
+        k, v = zip(*(layer.rows(begin, end) for layer in self.layers))
+        sequence.append(ids, list(k), list(v), layout="nhd")
 
     def _forget(self) -> None:
         for layer in self.layers:
-            layer.length = self._computed
+            layer.forget(self._computed)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -197,18 +217,23 @@ def _checked_ids(args: tuple[Any, ...], kwargs: dict[str, Any], begin: int) -> l
     return ids[0].tolist()
 
 
+def _is_given(cache: KvfsCache, kwargs: dict[str, Any]) -> bool:
+    # transformers calls it `cache` since 5.24.
+    return any(kwargs.get(name) is cache for name in ("cache", "past_key_values"))
+
+
 def _follow(model: PreTrainedModel, cache: KvfsCache) -> Callable[[], Any]:
     """Tells a cache of the model's passes with it; the model does not keep it alive. Returns what ends that."""
     known = weakref.ref(cache)
 
-    def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found = known()
-        if found is not None and kwargs.get("past_key_values") is found:
-            found._begin(args, kwargs)
+        if found is not None and _is_given(found, kwargs):
+            found._begin(module, args, kwargs)
 
     def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         found = known()
-        if found is not None and kwargs.get("past_key_values") is found:
+        if found is not None and _is_given(found, kwargs):
             found._end()
 
     hooks = (

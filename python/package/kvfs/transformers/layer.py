@@ -1,4 +1,4 @@
-"""K and V of one layer in memory: what the mount had, and what was computed since."""
+"""K and V of one layer: what the mount had, in memory or mapped, and what was computed since."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from .._kvfs import Changed, Missing, Model, Page, Sequence, read_pages
-from .model import DTYPES, refused
+from ..manifest import refused
+from .model import DTYPES
 
 # Room for so many more tokens than there are, at least.
 _AHEAD = 256
@@ -16,14 +17,20 @@ _AHEAD = 256
 
 class KvfsLayer(CacheLayerMixin):
     """Rows in buffers [tokens, heads, dim] that grow ahead: to add a token does not copy all that are there, as
-    concatenating does. In that order projections make rows, and pages of the layout `nhd` lie one behind the other."""
+    concatenating does. In that order projections make rows, and pages of the layout `nhd` lie one behind the other.
+
+    The buffers begin with the token `first`. Those before it are attended to in `source`, where they are mapped."""
 
     is_sliding = False
     is_croppable = False
     supports_early_init = False
 
-    def __init__(self, store: Model) -> None:
+    def __init__(self, store: Model, number: int) -> None:
         super().__init__()
+        self.number, self.first = number, 0
+        self.source: Sequence | None = None
+        # Whether this pass has attended to what is mapped.
+        self.is_attended = False
         self.heads, self.dim, self.length = store.num_kv_heads, store.head_dim, 0
         self.dtype = next(dtype for dtype, name in DTYPES.items() if name == store.dtype)
         self.device = torch.device("cpu")
@@ -33,9 +40,24 @@ class KvfsLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """There is nothing to wait for: the model in the mount says what rows are."""
 
-    def load(self, sequence: Sequence, layer: int, tokens: int) -> None:
-        """Takes the first rows from the pages of a sequence, and those behind its last page from the tail."""
-        page_tokens = sequence.model.page_tokens
+    def map(self, sequence: Sequence, tokens: int) -> None:
+        """Leaves the first rows in a sequence."""
+        has = sequence.wait_for(self.number, tokens, 0.0)
+        if has < tokens:
+            raise Missing(errno.ENOENT, f"{sequence.path}: layer {self.number} has {has} of {tokens} tokens")
+        self.source, self.first, self.length = sequence, tokens, tokens
+
+    def unmap(self) -> None:
+        """There is no prefix."""
+        self.source, self.first, self.length = None, 0, 0
+
+    def forget(self, tokens: int) -> None:
+        """A pass begins where so many tokens are there; what a failed one has left behind them goes."""
+        self.length, self.is_attended = tokens, False
+
+    def load(self, sequence: Sequence, tokens: int) -> None:
+        """Copies the first rows from the pages of a sequence, and those behind its last page from the tail."""
+        layer, page_tokens = self.number, sequence.model.page_tokens
         self.length = 0
         self._reserve(-(-tokens // page_tokens) * page_tokens)
         pages = [page for page in sequence.pages(layer) if page.start < tokens]
@@ -65,21 +87,28 @@ class KvfsLayer(CacheLayerMixin):
                     f"rows {tuple(states.shape)} of {states.dtype} on {states.device}: this cache takes {fits} of "
                     f"{self.dtype} on the CPU"
                 )
-        end = self.length + key_states.shape[-2]
+        begin, end = self.length - self.first, self.length - self.first + key_states.shape[-2]
         self._reserve(end)
         for rows, states in ((self.k, key_states), (self.v, value_states)):
-            rows[self.length : end] = states[0].detach().transpose(0, 1)
-        self.length = end
+            rows[begin:end] = states[0].detach().transpose(0, 1)
+        self.length += key_states.shape[-2]
         # [1, heads, tokens, dim], as attention takes them.
-        return self.k[:end].transpose(0, 1)[None], self.v[:end].transpose(0, 1)[None]
+        keys, values = self.k[:end].transpose(0, 1)[None], self.v[:end].transpose(0, 1)[None]
+        # Attention finds what is mapped by it.
+        keys.kvfs_layer = self
+        return keys, values
+
+    def rows(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of some tokens since the first one in memory, [tokens, heads, dim]."""
+        return self.k[begin - self.first : end - self.first], self.v[begin - self.first : end - self.first]
 
     def get_seq_length(self) -> int:
         """Tokens that are there."""
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """All tokens, from the first one."""
-        return self.length + query_length, 0
+        """All tokens in memory, from the first one on."""
+        return self.length - self.first + query_length, self.first
 
     def get_max_length(self) -> int:
         """There is none."""
@@ -92,7 +121,8 @@ class KvfsLayer(CacheLayerMixin):
         for name in ("k", "v"):
             old = getattr(self, name)
             new = torch.empty(room, self.heads, self.dim, dtype=self.dtype)
-            new[: self.length] = old[: self.length]
+            kept = min(self.length - self.first, old.shape[0])
+            new[:kept] = old[:kept]
             setattr(self, name, new)
 
     def _read(self, pages: list[Page], layout: str) -> None:

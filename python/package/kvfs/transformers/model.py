@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import tempfile
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .. import program
-from .._kvfs import InvalidArgument, Model
+from .._kvfs import Model
+from ..manifest import manifest_of, refused
 
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-
-
-def refused(reason: str) -> InvalidArgument:
-    """What a call is answered that does not fit."""
-    return InvalidArgument(errno.EINVAL, reason)
 
 
 def model_for(
@@ -44,26 +36,10 @@ def model_for(
     revision = getattr(config, "_commit_hash", None)
     if revision:
         identity.setdefault("model_revision", revision)
-    manifest = _manifest(config.get_text_config(decoder=True), name, DTYPES[dtype], page_tokens)
+    # All of it: what the class of the configuration has by default is not in the short form.
+    text = config.get_text_config(decoder=True).to_json_string(use_diff=False)
+    manifest = manifest_of(text, name, DTYPES[dtype], "nhd", page_tokens)
     return Model.create(os.path.join(os.fspath(mount), "models", name), **{**manifest, **identity})
-
-
-def _manifest(config: PreTrainedConfig, name: str, dtype: str, page_tokens: int | None) -> dict[str, Any]:
-    """What `kvfs create --from` makes of it. In a directory of its own, so that what is in the mount can be compared
-    with it."""
-    if not name or "/" in name:
-        raise refused(f"{name!r} is no name of a model")
-    with tempfile.TemporaryDirectory() as directory:
-        file = os.path.join(directory, "config.json")
-        with open(file, "w", encoding="utf-8") as written:
-            # All of it: what the class of the configuration has by default is not in the short form.
-            written.write(config.to_json_string(use_diff=False))
-        path = os.path.join(directory, "models", name)
-        os.mkdir(os.path.dirname(path))
-        pages = () if page_tokens is None else ("--page-tokens", str(page_tokens))
-        program.run("create", path, "--from", file, "--dtype", dtype, "--layout", "nhd", *pages)
-        with open(os.path.join(path, "manifest.json"), encoding="utf-8") as made:
-            return json.load(made)
 
 
 def check(model: PreTrainedModel, store: Model) -> None:
