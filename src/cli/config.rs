@@ -24,7 +24,7 @@ use crate::tier::encoding::ColdEncoding;
 /// More than this never helped, and each has a buffer of 1 MiB.
 const THREADS_MAX: usize = 64;
 /// Less keeps no page, and is a number without its unit.
-const RAM_BYTES_MIN: u64 = 1 << 20;
+const RAM_BYTES_MIN: u64 = 64 << 10;
 /// A budget below a few pages would make every open fetch what the last one pushed out.
 const SSD_BYTES_MIN: u64 = 16 << 20;
 /// Less a day would be used up by the first page.
@@ -249,7 +249,7 @@ pub(super) fn check_memory(ram_bytes: u64) -> Result<(), String> {
     let ram = Size(ram_bytes);
     if ram_bytes > 0 && ram_bytes < RAM_BYTES_MIN {
         return Err(format!(
-            "ram is {ram}, less than a page: give {} at least (a number alone is bytes: 16G), or 0 for none",
+            "ram is {ram}: give {} at least (a number alone is bytes: 16G), or 0 for none",
             Size(RAM_BYTES_MIN)
         ));
     }

@@ -55,10 +55,13 @@ impl Summary {
     pub(crate) fn to_text(&self) -> String {
         let mut lines = String::new();
         for Fact { name, value, text } in &self.facts {
+            // A time is told to people by how long ago it was.
+            let label = text.as_ref().and_then(|_| name.strip_suffix("_unix_seconds"));
+            let label = label.unwrap_or(name);
             // Writing to a String cannot fail.
             let _ = match (value, text) {
                 (_, Some(text)) | (Value::String(text), None) => {
-                    writeln!(lines, "{name}: {}", printable(text.chars()))
+                    writeln!(lines, "{label}: {}", printable(text.chars()))
                 }
                 (Value::Object(entries), None) => entries
                     .iter()

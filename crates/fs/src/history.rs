@@ -157,6 +157,21 @@ pub(crate) fn path_now(state: &State, id: InodeId, directory: Option<InodeId>) -
     leads_to_it.then(|| state.path(directory, name.as_bytes()))
 }
 
+/// Names of a directory that are looked through for that of a file: some 0.2 ms, with the state held.
+const NAMES_MAX: usize = 512;
+
+/// The path that a plain file has now, if it is among the first names of a directory. Nothing leads from a file to its names.
+pub(crate) fn path_in(state: &State, id: InodeId, directory: InodeId) -> Option<String> {
+    let (mut found, mut looked_at) = (None, 0);
+    let looked = state.metadata.entries(directory, 0, |_, name, entry| {
+        looked_at += 1;
+        found = (entry.inode == id).then(|| name.to_vec());
+        found.is_none() && looked_at < NAMES_MAX
+    });
+    looked.ok()?;
+    found.map(|name| state.path(directory, &name))
+}
+
 /// A time as RFC 3339 writes it, in UTC.
 pub(crate) fn written(time: Time) -> String {
     let (year, month, day) = date_of(time.seconds.div_euclid(DAY_SECONDS));

@@ -30,12 +30,11 @@ pub fn shown(fs: &FileSystem, subject: Subject<'_>) -> String {
     };
     let Some(inode) = inode else { return "a file that is closed".to_owned() };
     let path = state.directory_path(inode).or_else(|| history::path_now(&state, inode, None));
-    path.unwrap_or_else(|| {
-        let found_in = state.nodes.get(&inode).and_then(|node| node.found_in);
-        match found_in.and_then(|directory| state.directory_path(directory)) {
-            Some(directory) => format!("a file in {directory} (inode {})", inode.0),
-            None => format!("inode {}", inode.0),
-        }
+    let found_in = state.nodes.get(&inode).and_then(|node| node.found_in);
+    let path = path.or_else(|| history::path_in(&state, inode, found_in?));
+    path.unwrap_or_else(|| match found_in.and_then(|directory| state.directory_path(directory)) {
+        Some(directory) => format!("a file in {directory} (inode {})", inode.0),
+        None => format!("inode {}", inode.0),
     })
 }
 
@@ -50,8 +49,7 @@ mod tests {
         let fs = &unmounted.fs;
         let name = place(FILES, "a");
         let file = unmounted.write(FILES, "b", b"bytes");
-        let expected = format!("a file in files (inode {})", file.0);
-        assert_eq!(shown(fs, Subject::Inode(file)), expected);
+        assert_eq!(shown(fs, Subject::Inode(file)), "files/b");
         assert_eq!(shown(fs, Subject::Name(&name)), "files/a");
         assert_eq!(shown(fs, Subject::Inode(FILES)), "files");
         assert_eq!(shown(fs, Subject::Inode(InodeId::ROOT)), "the root of the mount");

@@ -236,7 +236,7 @@ fn refused() {
 fn memory_is_not_switched_off_by_a_forgotten_unit() {
     for bytes in [1, 16, RAM_BYTES_MIN - 1] {
         let why = check_memory(bytes).unwrap_err();
-        assert!(why.contains("less than a page: give 1M at least"), "{why}");
+        assert!(why.contains("give 64K at least (a number alone is bytes: 16G)"), "{why}");
     }
     for bytes in [0, RAM_BYTES_MIN] {
         assert_eq!(check_memory(bytes), Ok(()));
