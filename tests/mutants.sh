@@ -43,8 +43,8 @@ OWN=(
     "kvfs-fs retention:: $(printf 'crates/fs/src/retention/%s.rs ' cut mod pass)"
     "kvfs-fs core::idle,retention:: crates/fs/src/core/idle.rs $(
         printf 'crates/fs/src/retention/%s.rs ' clock expired policy remove rights steps tree uses)"
-    "kvfs-fs core::,backlog::,discarded::,error::,postponed::,takeover:: $(printf 'crates/fs/src/%s.rs ' backlog discarded error \
-        postponed core/{latest,node,refuse,releases,rights,spare,stale,turns,unsettled,waits})"
+    "kvfs-fs core::,backlog::,discarded::,error::,pacing::,postponed::,takeover:: $(printf 'crates/fs/src/%s.rs ' backlog discarded error \
+        pacing postponed core/{latest,node,refuse,releases,rights,spare,stale,turns,unsettled,waits})"
     "kvfs-fs on_corrupt::,placement::,prefixes::,retention::cut,verify:: $(
         printf 'crates/fs/src/%s.rs ' on_corrupt placement prefixes/{access,edited,key,shares} verify)"
 )
