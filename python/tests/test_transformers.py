@@ -310,17 +310,29 @@ def rope(fields):
     return {**fields, "rope_parameters": {"rope_type": "default", "rope_theta": theta}} if theta else fields
 
 
-def test_layers_that_forget_are_refused(mount):
-    config = hf.MistralConfig(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=8,
+def test_layers_that_keep_something_else_are_refused(model, store, mount):
+    for fields, why in (
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear_attention"),
+        ({"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
+        ({"attention_chunk_size": 8}, "chunked_attention"),
+        ({"num_kv_shared_layers": 1}, "shared"),
+        ({"use_bidirectional_attention": True}, "later tokens"),
+    ):
+        other = llama()
+        for name, value in fields.items():
+            setattr(other.config, name, value)
+        with pytest.raises(kvfs.InvalidArgument, match=why):
+            KvfsCache(other, store, prompt(PAGE))
+    forgetful = kvfs.Model.create(
+        mount.model("forgetful"), **{**store.manifest, "layers": ["attention", {"sliding": {"window": 8}}, "attention"]}
     )
-    model = hf.MistralForCausalLM(config).eval()
-    store = store_of(model, mount)
-    with pytest.raises(kvfs.InvalidArgument, match="sliding_attention"):
-        KvfsCache(model, store, prompt(PAGE))
+    with pytest.raises(kvfs.InvalidArgument, match="last 8 tokens in layer 1"):
+        KvfsCache(model, forgetful, prompt(PAGE))
+
+
+def test_what_ids_do_not_say_is_refused(model, store):
+    ids = prompt(PAGE)
+    cache = KvfsCache(model, store, ids)
+    with pytest.raises(kvfs.InvalidArgument, match="pixel_values"):
+        model(ids, past_key_values=cache, pixel_values=torch.zeros(1, 3, 8, 8))
+    assert store.sequences() == []

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -167,3 +169,171 @@ def test_a_cache_that_copies_serves_the_same_model_and_mount(store, model):
     assert left(copying, store, ids) == (0, answer(copying, ids))
     assert left(model, store, ids) == (4 * PAGE, answer(copying, ids))
     assert left(copying, store, ids) == (4 * PAGE, answer(copying, ids))
+
+
+def test_many_queries_see_the_same_as_few(mount, monkeypatch):
+    """Of 16 queries for a KV head on torch attends to the pages: both ways, in each layout, a prefix that ends within a page."""
+    pieces = []
+    attend = attention_module._attend_to_pieces
+    monkeypatch.setattr(attention_module, "_attend_to_pieces", lambda *given: pieces.append(1) or attend(*given))
+    for layout in ("nhd", "hnd"):
+        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
+            model = mapping(dtype)
+            store = model_for(model.config, mount, f"{layout}-{str(dtype)[6:]}", dtype=dtype, page_tokens=PAGE, layout=layout)
+            for has in (3 * PAGE, 3 * PAGE + 5, PAGE - 1):
+                begin = prompt(has, seed=has)
+                left(model, store, begin, name=f"begin{has}")
+                ids = torch.cat([begin, prompt(40, seed=9)], dim=1)
+                with torch.no_grad():
+                    whole = llama(dtype)(ids).logits
+                for many in (1, 1000):
+                    monkeypatch.setattr(attention_module, "_MANY", many)
+                    pieces.clear()
+                    with KvfsCache(model, store, ids, name=f"{has}-{many}") as cache, torch.no_grad():
+                        found = cache.tokens
+                        assert found >= has
+                        told = model(ids[:, found:], past_key_values=cache).logits
+                    torch.testing.assert_close(told, whole[:, found:], rtol=tolerance, atol=tolerance)
+                    assert len(pieces) == (3 if many == 1 else 0)
+                    shutil.rmtree(store.sequence(f"{has}-{many}").path)
+
+
+def test_many_queries_behind_a_prefix_that_ends_within_a_full_page(store, model):
+    ids = prompt(4 * PAGE)
+    left(model, store, ids)
+    more = torch.cat([ids, prompt(40, seed=9)], dim=1)
+    with torch.no_grad():
+        whole = llama()(more).logits
+        with KvfsCache(model, store, ids) as cache:
+            assert cache.tokens == 4 * PAGE - 1
+            model(ids[:, -1:], past_key_values=cache)
+            told = model(more[:, 4 * PAGE :], past_key_values=cache).logits
+    torch.testing.assert_close(told, whole[:, 4 * PAGE :], rtol=1e-4, atol=1e-5)
+
+
+def test_many_short_prompts(store, model):
+    prompts = [prompt(tokens, seed=tokens) for tokens in range(2, 2 * PAGE)]
+    plain = llama()
+    for ids in prompts:
+        with KvfsCache(model, store, ids) as cache:
+            answer(model, ids, tokens=3, past_key_values=cache)
+    for ids in prompts:
+        with KvfsCache(model, store, ids) as cache:
+            assert cache.tokens == ids.shape[1] - 1
+            assert answer(model, ids, tokens=3, past_key_values=cache) == answer(plain, ids, tokens=3)
+
+
+@pytest.mark.parametrize("gone", ["all", "last", "first"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_pages_that_go_between_two_passes(store, model, gone, passes):
+    """What was mapped stays. What would be appended behind a hole is refused: it would be rows of other tokens."""
+    ids = prompt(6 * PAGE)
+    left(model, store, ids, name="first")
+    expected = answer(llama(), ids)
+    truth = ids[0].tolist() + expected
+    with KvfsCache(model, store, ids) as cache, torch.no_grad():
+        told = []
+
+        def step():
+            given = ids[:, cache.tokens :] if not told else torch.tensor([told[-1:]])
+            told.append(model(given, past_key_values=cache).logits[0, -1].argmax().item())
+
+        # The first one appends nothing: the mount has all of the prompt.
+        for _ in range(passes):
+            step()
+        pages = cache.sequence.pages(1)
+        for page in {"all": pages, "last": pages[-1:], "first": pages[:1]}[gone]:
+            os.unlink(page.path)
+        try:
+            for _ in range(5):
+                step()
+        except (kvfs.Missing, kvfs.Changed):
+            pass
+        else:
+            assert passes == 2, "the first append looks at what is there"
+        assert told == expected[: len(told)]
+        has = cache.sequence.tokens
+        assert has == truth[: len(has)]
+    assert left(model, store, ids)[1] == expected
+
+
+def test_pages_that_are_evicted_come_back(place, model):
+    (place / "remote").mkdir()
+    mount = kvfs.Mount(place / "moving", place / "there", remote=place / "remote")
+    store = store_of(model, mount)
+    ids = prompt(6 * PAGE)
+    left(model, store, ids, name="first")
+    expected = answer(llama(), ids)
+    with KvfsCache(model, store, ids) as cache, torch.no_grad():
+        begin = model(ids[:, cache.tokens :], past_key_values=cache).logits[0, -1].argmax()
+        # They leave the disk for the remote, and the sequence that was found goes.
+        kept = [store.sequence(name) for name in store.sequences()]
+        mount.sync()
+        for sequence in kept:
+            sequence.evict()
+        shutil.rmtree(store.sequence("first").path)
+        told = [begin.item()]
+        while len(told) < 12:
+            told.append(model(torch.tensor([[told[-1]]]), past_key_values=cache).logits[0, -1].argmax().item())
+    assert told == expected
+
+
+def test_what_a_model_needs_beside_is_refused_before_anything_is_computed(store, model):
+    ids = prompt(3 * PAGE)
+    left(model, store, ids)
+    passes = counted(model)
+    capped = mapping()
+    capped.config.attn_logit_softcapping = 50.0
+    with pytest.raises(kvfs.InvalidArgument, match="soft caps"):
+        KvfsCache(capped, store, ids)
+    biased = mapping()
+    biased.config.alibi = True
+    with pytest.raises(kvfs.InvalidArgument, match="ALiBi"):
+        KvfsCache(biased, store, ids)
+    sinking = mapping()
+    sinking.model.layers[1].self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
+    with pytest.raises(kvfs.InvalidArgument, match="sinks"):
+        KvfsCache(sinking, store, ids)
+    model.config.attention_dropout = 0.1
+    with KvfsCache(model, store, ids) as cache:
+        model.train()
+        with pytest.raises(kvfs.InvalidArgument, match=r"model\.eval"):
+            model(ids[:, cache.tokens :], past_key_values=cache)
+    assert passes == []
+
+
+# A process that forks with a cache: its child has to open everything anew. One thread, for those of torch do not come along.
+FORKING = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import test_transformers_mapped as test
+test.torch.set_num_threads(1)
+model = test.mapping()
+store = test.store_of(model, sys.argv[2])
+ids = test.prompt(5 * test.PAGE + 3)
+expected = test.answer(test.llama(), ids)
+with test.KvfsCache(model, store, ids) as cache:
+    assert cache.tokens == ids.shape[1] - 1
+    assert test.answer(model, ids, past_key_values=cache) == expected
+    longer = test.torch.cat([ids, test.torch.tensor([expected])], dim=1)
+    child = os.fork()
+    if child == 0:
+        try:
+            test.answer(model, longer, past_key_values=cache)
+        except test.kvfs.Changed:
+            again = test.store_of(model, sys.argv[2])
+            with test.KvfsCache(model, again, ids) as own:
+                same = own.tokens == ids.shape[1] - 1 and test.answer(model, ids, past_key_values=own) == expected
+            os._exit(0 if same else 4)
+        os._exit(3)
+    assert os.waitpid(child, 0)[1] == 0
+    assert test.answer(model, longer, past_key_values=cache) == test.answer(test.llama(), longer)
+print("done")
+"""
+
+
+def test_a_process_that_forks(store, model, mount):
+    left(model, store, prompt(5 * PAGE + 3))
+    line = [sys.executable, "-c", FORKING, os.path.dirname(__file__), mount.mountpoint]
+    done = subprocess.run(line, timeout=300, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr

@@ -15,9 +15,9 @@ from transformers import Cache, PreTrainedModel
 from .._kvfs import Changed, Missing, Model, Sequence
 from ..continuation import continued
 from ..manifest import refused
-from .attention import NAME, OTHERWISE, maps
+from .attention import NAME, OTHERWISE, check_mapped, maps
 from .layer import KvfsLayer
-from .model import check
+from .model import check, windows
 
 
 class KvfsCache(Cache):
@@ -49,7 +49,10 @@ class KvfsCache(Cache):
         self._computed = self._kept = 0
         self._coming: list[int] | None = None
         self._maps = maps(model)
-        super().__init__(layers=[KvfsLayer(store, number) for number in range(store.num_layers)])
+        if self._maps:
+            check_mapped(model)
+        looks_back = windows(model.config.get_text_config(decoder=True))
+        super().__init__(layers=[KvfsLayer(store, number, window) for number, window in enumerate(looks_back)])
         self._source, self._kept = self._load()
         self.tokens = self._computed = min(self._kept, len(self._prompt) - 1)
         self._hooks = _follow(model, self)
@@ -92,6 +95,8 @@ class KvfsCache(Cache):
         """Before a forward pass: what cannot be kept is refused while nothing has been computed."""
         if self._maps and not maps(model):
             raise refused(f"this cache leaves its prefix in the mount: model.set_attn_implementation({NAME!r}), or another KvfsCache")
+        if self._maps:
+            check_mapped(model)
         # What a pass left that failed half-way.
         self._forget()
         self._coming = _checked_ids(args, kwargs, self._computed)
@@ -132,8 +137,19 @@ class KvfsCache(Cache):
 
     def _append(self, sequence: Sequence, ids: list[int], begin: int) -> None:
         end = begin + len(ids)
+        # An append goes on behind what is there, and rows belong to what they were computed behind.
+        if len(sequence) != begin:
+            raise self._was_changed(sequence, begin)
         k, v = zip(*(layer.rows(begin, end) for layer in self.layers))
-        sequence.append(ids, list(k), list(v), layout="nhd")
+        has = sequence.append(ids, list(k), list(v), layout="nhd")
+        if has != end:
+            # Somebody took tokens out right then.
+            sequence.remove(has - len(ids))
+            raise self._was_changed(sequence, begin)
+
+    def _was_changed(self, sequence: Sequence, expected: int) -> Changed:
+        reason = f"{sequence.path}: has {len(sequence)} tokens and had {expected}: somebody took some out, make another KvfsCache"
+        return Changed(errno.ESTALE, reason)
 
     def _forget(self) -> None:
         for layer in self.layers:
@@ -190,6 +206,10 @@ class KvfsCache(Cache):
         raise refused("a KvfsCache belongs to one prompt: make another one for the next")
 
 
+# Pictures and sound, of which ids only say where they are.
+_OTHER_INPUTS = ("pixel_values", "image_", "video_", "input_features", "audio_")
+
+
 def _one_prompt(prompt: torch.Tensor | list[int]) -> list[int]:
     ids = torch.as_tensor(prompt)
     if ids.dim() == 2 and ids.shape[0] == 1:
@@ -204,6 +224,9 @@ def _checked_ids(args: tuple[Any, ...], kwargs: dict[str, Any], begin: int) -> l
     ids = kwargs.get("input_ids", args[0] if args else None)
     if ids is None:
         raise refused("embeddings have no token ids, by which their rows could be found again: give input_ids")
+    for name, value in kwargs.items():
+        if value is not None and name.startswith(_OTHER_INPUTS):
+            raise refused(f"{name} is not in the token ids, by which rows are found again: give generate() no KvfsCache")
     if ids.shape[0] != 1:
         raise refused(f"{ids.shape[0]} rows (of a batch, or beams): a KvfsCache has one, so generate for each by itself")
     mask = kwargs.get("attention_mask")

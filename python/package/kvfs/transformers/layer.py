@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
@@ -21,13 +22,14 @@ class KvfsLayer(CacheLayerMixin):
 
     The buffers begin with the token `first`. Those before it are attended to in `source`, where they are mapped."""
 
+    # Also one with a window has all rows, and the mask hides those that it does not look at.
     is_sliding = False
     is_croppable = False
     supports_early_init = False
 
-    def __init__(self, store: Model, number: int) -> None:
+    def __init__(self, store: Model, number: int, window: int | None) -> None:
         super().__init__()
-        self.number, self.first = number, 0
+        self.number, self.window, self.first = number, window, 0
         self.source: Sequence | None = None
         # Whether this pass has attended to what is mapped.
         self.is_attended = False
@@ -42,10 +44,16 @@ class KvfsLayer(CacheLayerMixin):
 
     def map(self, sequence: Sequence, tokens: int) -> None:
         """Leaves the first rows in a sequence."""
-        has = sequence.wait_for(self.number, tokens, 0.0)
-        if has < tokens:
-            raise Missing(errno.ENOENT, f"{sequence.path}: layer {self.number} has {has} of {tokens} tokens")
         self.source, self.first, self.length = sequence, tokens, tokens
+        self.check_source()
+
+    def check_source(self) -> None:
+        """Refuses a prefix whose end is gone: attention sees what there is, and does not say how much that was."""
+        has = self.source.wait_for(self.number, self.first, 0.0)
+        if has < self.first:
+            raise Missing(
+                errno.ENOENT, f"{self.source.path}: layer {self.number} has {has} of {self.first} tokens: make another KvfsCache"
+            )
 
     def unmap(self) -> None:
         """There is no prefix."""
@@ -101,6 +109,26 @@ class KvfsLayer(CacheLayerMixin):
     def rows(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of some tokens since the first one in memory, [tokens, heads, dim]."""
         return self.k[begin - self.first : end - self.first], self.v[begin - self.first : end - self.first]
+
+    def pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """K and V before the first row in memory, [heads, tokens, dim]: each full page where it lies, then the rest."""
+        prefix = self.source.prefix(self.number, self.first)
+        at = prefix.tokens if prefix else 0
+        if prefix:
+            for k, v in zip(torch.from_dlpack(prefix.k), torch.from_dlpack(prefix.v)):
+                yield self._by_heads(k), self._by_heads(v)
+        if at == self.first:
+            return
+        # The last page may be short, or the prefix end within it.
+        behind = [page for page in self.source.pages(self.number) if page.start == at]
+        rest = behind[0] if behind else self.source.tail(self.number, self.first)
+        if rest is None or rest.start != at or at + rest.tokens < self.first:
+            raise Changed(errno.ESTALE, f"{self.source.path}: layer {self.number} changed behind token {at}: make another KvfsCache")
+        k, v = (self._by_heads(torch.from_dlpack(array))[:, : self.first - at] for array in (rest.k, rest.v))
+        yield k, v
+
+    def _by_heads(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if self.source.model.layout == "hnd" else rows.transpose(0, 1)
 
     def get_seq_length(self) -> int:
         """Tokens that are there."""

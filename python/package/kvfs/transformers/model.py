@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .._kvfs import Model
+from .._kvfs import InvalidArgument, Model
 from ..manifest import manifest_of, refused
 
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -49,9 +49,13 @@ def check(model: PreTrainedModel, store: Model) -> None:
         raise refused("an encoder's rows belong to no prefix: a KvfsCache is for models that only decode")
     if model.device.type != "cpu":
         raise refused(f"the model is on {model.device}: a KvfsCache takes rows on the CPU: model.to('cpu')")
-    kinds = _other_layers(config) or [kind for kind in store.manifest.get("layers", ()) if kind != "attention"]
-    if kinds:
-        raise refused(f"layers of the kind {kinds[0]!r} keep something else than K and V of every token: give generate() no KvfsCache")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise refused("rows of this model depend on later tokens and belong to no prefix: give generate() no KvfsCache")
+    kept = _kept_windows(store)
+    for number, (window, keeps) in enumerate(zip(windows(config), kept)):
+        if keeps not in (None, window):
+            looks = "every token" if window is None else f"the last {window}"
+            raise refused(f"{store.path} keeps the last {keeps} tokens in layer {number}, which looks at {looks}: kvfs.transformers.model_for")
     if store.v_head_dim != store.head_dim:
         raise refused(f"{store.path}: rows of K and V differ ({store.head_dim} and {store.v_head_dim} elements)")
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -63,13 +67,33 @@ def check(model: PreTrainedModel, store: Model) -> None:
         raise refused(f"{store.path} keeps {keeps} ({named}), and the model has {has}: kvfs.transformers.model_for")
 
 
-def _other_layers(config: PreTrainedConfig) -> list[str]:
-    """The kinds of layers that forget tokens, or keep something else than K and V of their own."""
+def windows(config: PreTrainedConfig) -> list[int | None]:
+    """To how many tokens each layer looks back, itself included; None is all of them. Refuses other kinds of layers."""
     if getattr(config, "num_kv_shared_layers", 0):
-        return ["shared K and V"]
+        raise _other("shared K and V")
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return [kind for kind in kinds if kind != "full_attention"]
-    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
-        return ["sliding_attention"]
-    return ["chunked_attention"] if getattr(config, "attention_chunk_size", None) else []
+    if kinds is None:
+        if getattr(config, "attention_chunk_size", None):
+            raise _other("chunked_attention")
+        kinds = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    for kind in kinds:
+        if kind != "full_attention" and not (kind == "sliding_attention" and window):
+            raise _other(kind)
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _kept_windows(store: Model) -> list[int | None]:
+    """The same of the layers in the mount."""
+    kinds = store.manifest.get("layers") or ["attention"] * store.num_layers
+    kept = []
+    for kind in kinds:
+        window = kind["sliding"]["window"] if isinstance(kind, dict) and "sliding" in kind else None
+        if window is None and kind != "attention":
+            raise _other(kind)
+        kept.append(window)
+    return kept
+
+
+def _other(kind: object) -> InvalidArgument:
+    return refused(f"layers of the kind {kind!r} keep something else than K and V of every token: give generate() no KvfsCache")
