@@ -47,7 +47,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} PYTHONDONTWRITEBYTECODE=1 TRANSFORM
 export KVFS_TEST_DIR=${KVFS_TEST_DIR:-$scratch}
 # A module that is skipped as a whole is none that passed: pytest ends with 5 then.
 "$python" -m pytest -q -p no:cacheprovider -rs "$tests/test_transformers.py" \
-    "$tests/test_transformers_mapped.py" "$tests/test_mlx.py" "$tests/test_lmcache.py" "$tests/test_sglang.py" \
+    "$tests/test_transformers_mapped.py" "$tests/test_transformers_windows.py" "$tests/test_mlx.py" "$tests/test_lmcache.py" "$tests/test_sglang.py" \
     "$tests/test_vllm.py" "$tests/test_vllm_engine.py" "$@"
 if [ -n "$figures" ]; then
     "$python" "$benches/first_token.py" "$figures"
