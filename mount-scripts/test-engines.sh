@@ -8,9 +8,9 @@
 # Installs pinned wheels into target/test-tools/engines the first time. PyTorch's wheel for Linux brings CUDA along, some GB
 # to fetch and to keep; an environment without CUDA had 1.6 GB, which KVFS_ENGINES_PYTHON can name (below).
 # KVFS_ENGINES_PYTHON names an interpreter that has both already: it gets the wheel of this tree.
-# Then the tests take one to two minutes on two busy cores, with vLLM about six. Needs root and /dev/fuse.
+# Then the tests take one to two minutes on two busy cores, with vLLM about eight. Needs root and /dev/fuse.
 #
-# With --figures the time to the first token (also of vLLM), and LMCache's own benchmark, are measured as well, with an
+# With --figures the time to the first token (also of vLLM), blocks of vLLM's tiers, and LMCache's own benchmark, are measured as well, with an
 # optimised build, below DIRECTORY on a disk.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -48,11 +48,12 @@ export KVFS_TEST_DIR=${KVFS_TEST_DIR:-$scratch}
 # A module that is skipped as a whole is none that passed: pytest ends with 5 then.
 "$python" -m pytest -q -p no:cacheprovider -rs "$tests/test_transformers.py" \
     "$tests/test_transformers_mapped.py" "$tests/test_transformers_windows.py" "$tests/test_mlx.py" "$tests/test_lmcache.py" "$tests/test_sglang.py" \
-    "$tests/test_vllm.py" "$tests/test_vllm_engine.py" "$@"
+    "$tests/test_vllm.py" "$tests/test_vllm_tier.py" "$tests/test_vllm_engine.py" "$@"
 if [ -n "$figures" ]; then
     "$python" "$benches/first_token.py" "$figures"
     "$python" "$benches/mapped_attention.py" "$figures"
     if "$python" -c 'import mlx_lm' 2>/dev/null; then "$python" "$benches/mlx_first_token.py" "$figures"; fi
     if "$python" -c 'import lmcache' 2>/dev/null; then "$python" "$benches/level2.py" "$figures"; fi
     if "$python" -c 'import vllm' 2>/dev/null; then "$python" "$benches/vllm_first_token.py" "$figures"; fi
+    if "$python" -c 'import vllm' 2>/dev/null; then "$python" "$benches/vllm_tier.py" "$figures"; fi
 fi

@@ -1,11 +1,11 @@
-"""A KV connector for vLLM that keeps the blocks of prompts as pages in the models of a mount.
+"""A KV connector for vLLM that keeps the blocks of prompts as pages in the models of a mount, and a tier for vLLM's own offloading.
 
     vllm serve MODEL --no-async-scheduling --kv-transfer-config '{"kv_connector": "KvfsConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "kvfs.vllm", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"mount": "/mnt/kv"}}'
 
 A page is of one layer and a group of blocks, in an order that everybody can read. What vLLM calls a connector is in
-`connector`; the other modules do not import vLLM, so that they can be tested without it.
+`connector`; the other modules do not import vLLM, so that they can be tested without it. The tier is in `tier`, `lookups` and `lane`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .connector import KvfsConnector
+    from .tier import KvfsTier
 
-__all__ = ["KvfsConnector"]
+__all__ = ["KvfsConnector", "KvfsTier"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from .connector import KvfsConnector
 
         return KvfsConnector
+    if name == "KvfsTier":
+        from .tier import KvfsTier
+
+        return KvfsTier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
