@@ -121,10 +121,10 @@ class KvfsLayer(CacheLayerMixin):
             return
         # The last page may be short, or the prefix end within it.
         behind = [page for page in self.source.pages(self.number) if page.start == at]
-        rest = behind[0] if behind else self.source.tail(self.number, self.first)
-        if rest is None or rest.start != at or at + rest.tokens < self.first:
+        remainder = behind[0] if behind else self.source.tail(self.number, self.first)
+        if remainder is None or remainder.start != at or at + remainder.tokens < self.first:
             raise Changed(errno.ESTALE, f"{self.source.path}: layer {self.number} changed behind token {at}: make another KvfsCache")
-        k, v = (self._by_heads(torch.from_dlpack(array))[:, : self.first - at] for array in (rest.k, rest.v))
+        k, v = (self._by_heads(torch.from_dlpack(array))[:, : self.first - at] for array in (remainder.k, remainder.v))
         yield k, v
 
     def _by_heads(self, rows: torch.Tensor) -> torch.Tensor:
